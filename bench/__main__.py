@@ -14,7 +14,7 @@ from bench.report import Report, page, plain, report_of
 
 @dataclass(frozen=True)
 class Measured:
-    """A benchmark that consists of measurements."""
+    """A benchmark that is a list of measurements."""
 
     name: str
     measurements: Callable[[Effort], Iterable[Measurement]]
@@ -42,9 +42,9 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "deltas": deltas.run,
     "chat": chat.run,
 }
-"""All benchmarks, by the name of the command and of its results."""
+"""All benchmarks, by the name that the command and the results use."""
 ALONE: Final = ("peers", "server")
-"""Benchmarks that need additional packages (`make peers`) and therefore run only when they are named."""
+"""Benchmarks that need additional packages (`make peers`). They run only when they are named."""
 
 RESULTS: Final = Path(__file__).parent / "results"
 

@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
 
 class BareFile:
-    """An empty log that is filled with SQL, without Oncelog."""
+    """An empty log that the benchmark fills with SQL, without Oncelog."""
 
     def __init__(self, path: Path) -> None:
         self._connection = connect(SqliteDriver(), str(path))
@@ -67,7 +67,7 @@ class BareFile:
         return [after - before for before, after in pairwise(times)]
 
     def following(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the same rows with the next positions, and with ascending keys.
+        """Yield the same rows with the next positions and with ascending keys.
 
         Each row is appended to its table, so that its cost is independent of the number of rows.
         """

@@ -1,4 +1,4 @@
-"""The Chat API: one chat and a thousand compared with the Events API, latency between users, many connections."""
+"""The Chat API: one chat and a thousand chats compared with the Events API, latency between users, many connections."""
 
 import asyncio
 import time
@@ -13,16 +13,16 @@ import uvloop
 
 from bench.chat_load import (
     CONTENTS,
-    Followed,
+    FollowedChats,
     Pairs,
     Sends,
     SequenceCheck,
     check_newest,
     check_once,
     decoded,
+    frame_to_send,
     make_chats,
-    names,
-    sending,
+    numbered_names,
     until,
     users,
 )
@@ -32,7 +32,7 @@ from bench.processes import allow_files, memory_bytes
 from bench.report import Finding, Report, Table, findings_table
 from bench.server import serving
 from bench.server_report import Series, table
-from bench.turns import SliceOf, in_turn, say
+from bench.turns import SliceOf, in_turn, print_progress
 from bench.wire import Slice, uuids
 from bench.ws_load import Connection, Load, connected
 from bench.ws_load import check_once as check_event_once
@@ -85,7 +85,7 @@ class Sizes:
     in_flight: int = 16
     chats: int = 1000
     members_of_many: int = 4
-    """Members of each of the many chats."""
+    """Number of members in each of the many chats."""
     rounds: int = 6
     slice_s: float = 3
     per_s: int = 1000
@@ -93,7 +93,7 @@ class Sizes:
     paced_s: float = 5
     held: int = 5000
     members: int = 10
-    """Members of each chat of the `held` users."""
+    """Number of members in each chat of the `held` users."""
 
 
 QUICK_SIZES: Final = Sizes(
@@ -116,7 +116,7 @@ class Figures:
 
     sends: dict[str, Series] = field(default_factory=dict)
     deliveries: dict[str, list[Slice]] = field(default_factory=dict)
-    """The same slices, with deliveries counted instead of messages."""
+    """The same slices, counting deliveries instead of messages."""
     paced: list[Slice] = field(default_factory=list)
     memory: list[tuple[str, float]] = field(default_factory=list)
     """Server memory in MiB at several moments."""
@@ -221,12 +221,12 @@ async def _chats(store: Path, sizes: Sizes, figures: Figures, *, live: bool) -> 
 
     With `live`, the server delivers each message to the other members.
     """
-    who, many = names("sender", sizes.connections), names("chat", sizes.chats)
+    who, many = numbered_names("sender", sizes.connections), numbered_names("chat", sizes.chats)
     members = [_members(number, sizes) for number in range(sizes.chats)]
     mine = [[chat_id for chat_id, ones in zip(many, members, strict=True) if one in ones] for one in range(len(who))]
     sequences = SequenceCheck()
     with serving(store.parent, store) as server:
-        say(f"creating {sizes.chats} chats …")
+        print_progress(f"creating {sizes.chats} chats …")
         make_chats(server, [(HOT, who)])
         make_chats(server, [(name, [who[one] for one in ones]) for name, ones in zip(many, members, strict=True)])
         async with users(server, who[:1], live=False) as (first,), users(server, ["stranger"], live=False) as (other,):
@@ -235,10 +235,10 @@ async def _chats(store: Path, sizes: Sizes, figures: Figures, *, live: bool) -> 
 
             def load_of(name: str, chats: list[list[str]]) -> SliceOf:
                 async def load(seconds: float) -> Slice:
-                    sends = Followed(senders, chats) if live else Sends(senders, chats)
+                    sends = FollowedChats(senders, chats) if live else Sends(senders, chats)
                     result = await sends.keep_busy(server.pid, sizes.in_flight, seconds)
                     sequences.check(sends.sequences)
-                    if isinstance(sends, Followed):
+                    if isinstance(sends, FollowedChats):
                         figures.deliveries.setdefault(name, []).append(replace(result, events=sends.deliveries))
                     return result
 
@@ -259,13 +259,15 @@ def _members(number: int, sizes: Sizes) -> set[int]:
 
 
 async def _to_another(sizes: Sizes, figures: Figures) -> None:
-    who, chats = names("user", sizes.connections), names("chat", sizes.connections // 2)
+    who, chats = numbered_names("user", sizes.connections), numbered_names("chat", sizes.connections // 2)
     sequences = SequenceCheck()
     with directory() as place, serving(place, place / "pairs.db") as server:
         make_chats(server, [(chat_id, who[2 * number : 2 * number + 2]) for number, chat_id in enumerate(chats)])
         async with users(server, who, live=True) as connections:
             for number in range(sizes.paced_rounds + 1):
-                say(f"from one user to another, {f'round {number} of {sizes.paced_rounds}' if number else 'warm-up'} …")
+                print_progress(
+                    f"from one user to another, {f'round {number} of {sizes.paced_rounds}' if number else 'warm-up'} …"
+                )
                 pairs = Pairs(connections, chats)
                 result = await pairs.pace(server.pid, sizes.per_s, sizes.paced_s if number else sizes.paced_s / 3)
                 sequences.check(pairs.sequences)
@@ -277,7 +279,7 @@ async def _to_another(sizes: Sizes, figures: Figures) -> None:
 
 
 async def _held(sizes: Sizes, figures: Figures) -> None:
-    who, chats = names("held", sizes.held), names("chat", sizes.held // sizes.members)
+    who, chats = numbered_names("held", sizes.held), numbered_names("chat", sizes.held // sizes.members)
     groups = [range(number * sizes.members, (number + 1) * sizes.members) for number in range(len(chats))]
     with directory() as place, serving(place, place / "held.db") as server:
         make_chats(server, [(name, [who[one] for one in group]) for name, group in zip(chats, groups, strict=True)])
@@ -286,7 +288,7 @@ async def _held(sizes: Sizes, figures: Figures) -> None:
             figures.memory.append((when, memory_bytes(server.pid) / MIB))
 
         note("without connections")
-        say(f"{sizes.held} users connect …")
+        print_progress(f"{sizes.held} users connect …")
         async with users(server, who, live=True) as connections:
             note(f"with {sizes.held} connections")
             figures.held_s = await _reaches_all(connections, chats, groups)
@@ -301,19 +303,19 @@ async def _reaches_all(connections: list[Connection], chats: list[str], groups: 
     got: list[list[bytes]] = [[] for _ in connections]
     arrived = 0
 
-    def taker(texts: list[bytes]) -> Callable[[bytes], None]:
-        def take(text: bytes) -> None:
+    def receiver(texts: list[bytes]) -> Callable[[bytes], None]:
+        def receive(text: bytes) -> None:
             nonlocal arrived
             arrived += 1
             texts.append(text)
 
-        return take
+        return receive
 
     for connection, texts in zip(connections, got, strict=True):
-        connection.on_text = taker(texts)
+        connection.on_text = receiver(texts)
     began = time.perf_counter()
     for chat_id, group, name in zip(chats, groups, uuids(), strict=False):
-        connections[group[0]].send(sending(name, chat_id, CONTENTS[0]))
+        connections[group[0]].send(frame_to_send(name, chat_id, CONTENTS[0]))
     await until(lambda: arrived >= sum(map(len, groups)))
     seconds = time.perf_counter() - began
     for chat_id, group in zip(chats, groups, strict=True):

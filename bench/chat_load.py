@@ -21,12 +21,12 @@ OWNER: Final = "owner"
 CONTENTS: Final = [
     f"{number} buildings have a lift that does not stop: {'who goes there, and when? ' * 9}" for number in range(10)
 ]
-"""About 300 bytes in canonical form, including the type, like the events of the other benchmarks."""
+"""About 300 bytes in canonical form, including the type. Events in the other benchmarks have the same size."""
 MESSAGE: Final = b'{"type":"message",'
 
 
 class Answer(msgspec.Struct):
-    """The fields that the client reads of a `send_message_ack`, a `message` and an `error`."""
+    """The fields that the client reads from a `send_message_ack`, a `message` or an `error`."""
 
     type: str
     client_message_id: str = ""
@@ -42,12 +42,12 @@ class Answer(msgspec.Struct):
 decoded: Final = msgspec.json.Decoder(Answer).decode
 
 
-def names(kind: str, count: int) -> list[str]:
+def numbered_names(kind: str, count: int) -> list[str]:
     """Return names of users or chats. In development mode a user's name is also the credential."""
     return [f"{kind}-{number}" for number in range(count)]
 
 
-def sending(client_message_id: str, chat_id: str, content: str) -> bytes:
+def frame_to_send(client_message_id: str, chat_id: str, content: str) -> bytes:
     """Return a frame that sends a message. Its strings need no escapes."""
     return frame(
         f'{{"type":"send_message","client_message_id":"{client_message_id}","chat_id":"{chat_id}",'
@@ -94,7 +94,7 @@ class Sends(Requests):
     def request(self, number: int) -> tuple[str, bytes]:
         """See `Requests`."""
         name = next(self._ids)
-        return name, sending(name, next(self._chats[number]), next(self._contents))
+        return name, frame_to_send(name, next(self._chats[number]), next(self._contents))
 
     def answer(self, number: int, text: bytes) -> str | None:  # noqa: ARG002 - the answer names its request
         """See `Requests`."""
@@ -124,13 +124,13 @@ class SequenceCheck:
         return self._newest
 
 
-class Followed(Sends):
+class FollowedChats(Sends):
     """Messages to chats whose members all send. Each member receives its answers and the others' messages."""
 
     def __init__(self, connections: Sequence[Connection], chats: Sequence[Sequence[str]]) -> None:
         super().__init__(connections, chats)
         self._others = {chat_id: count - 1 for chat_id, count in Counter(itertools.chain(*chats)).items()}
-        """How many other members each chat has."""
+        """Number of other members in each chat."""
         self._followed = set(chats[0])
         self.deliveries = 0
         self._seen: list[bytes] = []
@@ -204,16 +204,17 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def check_once(connection: Connection, stranger: Connection, chat_id: str) -> int:
-    """Check a retry, a reuse of its id with other content, and a sender that is not a member.
+    """Check a retry, a reuse of its id with other content, and a sender that is not a member. Return the sequence of
+    the message.
 
-    Returns the sequence of the message. Raises ValueError for a wrong answer.
+    Raises ValueError for a wrong answer.
     """
     name = next(uuids())
     first, again, other = [
-        decoded(await connection.ask_raw(sending(name, chat_id, content)))
+        decoded(await connection.ask_raw(frame_to_send(name, chat_id, content)))
         for content in (CONTENTS[0], CONTENTS[0], CONTENTS[1])
     ]
-    refused = decoded(await stranger.ask_raw(sending(next(uuids()), chat_id, CONTENTS[0])))
+    refused = decoded(await stranger.ask_raw(frame_to_send(next(uuids()), chat_id, CONTENTS[0])))
     places = {(one.client_message_id, one.message_id, one.sequence) for one in (first, again, other)}
     flags = [(one.duplicate, one.content_mismatch) for one in (first, again, other)]
     if len(places) != 1 or flags != [(False, False), (True, False), (True, True)] or refused.code != "NOT_A_MEMBER":

@@ -22,7 +22,7 @@ from bench.measure import Effort
 from bench.report import Finding, Report, Table, findings_table
 from bench.server import PAGE, Serving, serving
 from bench.server_report import Series
-from bench.turns import SliceOf, in_turn, say
+from bench.turns import SliceOf, in_turn, print_progress
 from bench.wire import EVENTS, PARTITIONS, Slice, Watch, uuids
 from bench.writers import FILL_ITEMS, fill
 from bench.ws_load import Load, catch_up, connected, events_of
@@ -42,7 +42,7 @@ class Sizes:
     rounds: int = 6
     slice_s: float = 3
     submitters: int = 1000
-    """How many tasks submit events one after the other and wait for each outcome."""
+    """Number of tasks that submit events one after the other and wait for each outcome."""
     connections: int = 64
     in_flight: int = 16
     batch: int = 100
@@ -118,7 +118,7 @@ async def _by_the_client(client: Client, server: Serving, submitters: int, secon
 async def _catching_up(sizes: Sizes) -> tuple[Slice, Slice]:
     """Read the pages alone, then catch up with an empty client that fills an application table."""
     with directory() as place:
-        say(f"storing {sizes.stored} events …")
+        print_progress(f"storing {sizes.stored} events …")
         async with oncelog.open(place / "stored.db") as log:
             for start in range(0, sizes.stored, FILL_ITEMS):
                 size = min(FILL_ITEMS, sizes.stored - start)
@@ -127,9 +127,9 @@ async def _catching_up(sizes: Sizes) -> tuple[Slice, Slice]:
                     log, [oncelog.event(one, event, ["all"]) for one, event in zip(uuids(), events, strict=False)]
                 )
         with serving(place, place / "stored.db") as server:
-            say("pages without a client …")
+            print_progress("pages without a client …")
             pages = await _pages(server)
-            say("the client catches up …")
+            print_progress("the client catches up …")
             handed_over = await _caught_up(server, place / "application.db", sizes.stored)
     return pages, handed_over
 

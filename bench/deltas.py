@@ -22,7 +22,7 @@ from bench.measure import Effort
 from bench.report import Finding, Report, findings_table
 from bench.server import Serving, serving
 from bench.server_report import Series, table
-from bench.turns import say
+from bench.turns import print_progress
 from bench.wire import Slice
 from oncelog.core.deltas import build_submission, decode_push, deltas_scope, to_row_delta
 
@@ -36,7 +36,7 @@ NEW_PER_S: Final = 15_000
 KNOWN_PER_S: Final = 90_000
 GROWTH_RATIO: Final = 0.8
 WARM_UP: Final = 0.3
-"""Warm-up before each measurement, as a fraction of a slice, because a newly started server is slower."""
+"""Length of the warm-up before each measurement, as a fraction of a slice. A newly started server is slower."""
 PREPARED_PER_S: Final = 40_000
 """Deltas built before a slice, per second of the slice. The slice ends early if they run out."""
 
@@ -103,7 +103,7 @@ def _names(sizes: Sizes) -> tuple[str, str, str]:
 
 
 def pushes(count: int, chance: random.Random, numbers: Iterator[int]) -> Iterator[bytes]:
-    """Yield push bodies with `count` deltas each, in canonical form as the client library sends them."""
+    """Yield push bodies with `count` deltas each, in canonical form, as the client library sends them."""
     for _ in range(0, count, BATCH):
         wall_ms = time.time_ns() // 1_000_000
         deltas = ",".join([_delta(wall_ms, next(numbers), chance.randrange(ROWS)) for _ in range(BATCH)])
@@ -174,14 +174,14 @@ async def _measured(sizes: Sizes) -> dict[str, Series]:
         await _fill(place / "large.db", sizes.large, chance, numbers)
         with serving(place, place / "large.db") as filled:
             for number in range(sizes.rounds):
-                say(f"round {number + 1} of {sizes.rounds} …")
+                print_progress(f"round {number + 1} of {sizes.rounds} …")
                 shutil.copy(place / "small.db", place / f"copy-{number}.db")
                 with serving(place, place / f"copy-{number}.db") as fresh:
                     slices[small].append(await new(fresh))
                 slices[large].append(await new(filled))
         with serving(place, place / "known.db") as server:
             for number in range(sizes.rounds):
-                say(f"known deltas, round {number + 1} of {sizes.rounds} …")
+                print_progress(f"known deltas, round {number + 1} of {sizes.rounds} …")
                 slices[known].append(await _again(server, list(pushes(20_000, chance, numbers)), sizes.slice_s))
     return {name: Series(ones) for name, ones in slices.items()}
 
@@ -197,7 +197,7 @@ def _all_are(what: str) -> bytes:
 
 
 async def _fill(path: Path, count: int, chance: random.Random, numbers: Iterator[int]) -> None:
-    say(f"storing {count} deltas …")
+    print_progress(f"storing {count} deltas …")
     scope = deltas_scope(GATEWAY)
     async with oncelog.open(path) as log:
         for _ in range(0, count, FILL):

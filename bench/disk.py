@@ -9,7 +9,7 @@ from typing import Final
 IN_MEMORY: Final = ("tmpfs", "ramfs")
 
 
-def place_for_files() -> Path:
+def find_directory_for_files() -> Path:
     """Return the directory for temporary files (TMPDIR), or the current one if TMPDIR is in memory."""
     places = Path(tempfile.gettempdir()), Path.cwd()
     return next((place for place in places if file_system(place) not in IN_MEMORY), places[0])
@@ -21,12 +21,13 @@ def file_system(path: Path) -> str:
     for line in Path("/proc/mounts").read_text().splitlines():
         _, mount, mounted, *_ = line.split()
         if path.resolve().is_relative_to(mount) and Path(mount).is_relative_to(best):
-            best, kind = Path(mount), mounted  # of several mounts on one mount point, the last is visible
+            # If several file systems are mounted on one mount point, the last one is visible.
+            best, kind = Path(mount), mounted
     return kind
 
 
 @contextmanager
 def directory() -> Iterator[Path]:
     """Yield a temporary directory, which is removed with its contents."""
-    with tempfile.TemporaryDirectory(prefix="oncelog-bench-", dir=place_for_files()) as name:
+    with tempfile.TemporaryDirectory(prefix="oncelog-bench-", dir=find_directory_for_files()) as name:
         yield Path(name)

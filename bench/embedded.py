@@ -30,18 +30,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Events of each measurement."""
+    """Number of events in each measurement."""
 
     committed: int
     one_by_one: int
-    """Events that the baseline commits one by one. Oncelog commits ten times as many."""
+    """Number of events that the baseline commits one by one. Oncelog commits ten times as many."""
     cached: int
     stored: int
     retried: int
 
 
 FULL: Final = Sizes(committed=3 * SEAL_KEYS, one_by_one=2000, cached=5000, stored=200_000, retried=10_000)
-"""Enough commits to seal two key segments, and enough stored keys for a merge."""
+"""The commits are enough to seal two key segments, and the stored keys are enough for a merge."""
 QUICK: Final = Sizes(committed=600, one_by_one=20, cached=50, stored=1500, retried=1000)
 
 
@@ -74,7 +74,7 @@ class _Commits:
         self._batches: list[Batch] = []
 
     def prepare_ours(self) -> None:
-        self._let_go()
+        self._discard()
         self._log = oncelog.open(self._ours)
         self._runner.run(self._log.__aenter__())
 
@@ -95,14 +95,14 @@ class _Commits:
         return sum(len(batch.records) for batch in self._batches)
 
     def close(self) -> None:
-        self._let_go()
+        self._discard()
         self._runner.close()
 
     def _prepare_bare(self, batches: list[Batch]) -> None:
-        self._let_go()
+        self._discard()
         self._file, self._batches = BareFile(self._bare), batches
 
-    def _let_go(self) -> None:
+    def _discard(self) -> None:
         """Close and remove the files, so that background work of one contender does not slow down the other."""
         if self._log is not None:
             self._runner.run(self._log.close())
@@ -201,7 +201,7 @@ def _retries(
     retried = chance.sample(submissions, sizes.retried)
     positions = dict(zip((one.key for one in submissions), range(1, len(submissions) + 1), strict=True))
     places = [(positions[one.key],) for one in retried]
-    # The process does not cache these keys, but the operating system may.
+    # This process does not cache these keys, but the operating system may.
     with _opened(path, Limits(cache_entries_max=0)) as (runner, log), closing(_reader(path)) as connection:
         yield Measurement(
             f"retry from the store, {RETRIES_AT_ONCE} at once",
@@ -229,7 +229,7 @@ def _hash_each(known: Sequence[Event]) -> int:
 
 
 async def retry_at_once(log: Log, retried: Sequence[Submission]) -> int:
-    """Submit retries, and return the sum of their positions, which can be compared."""
+    """Submit retries. Return the sum of their positions, so that results can be compared."""
     total = 0
     for start in range(0, len(retried), RETRIES_AT_ONCE):
         for verdict in await log.submit_many(retried[start : start + RETRIES_AT_ONCE]):

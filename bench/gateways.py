@@ -1,4 +1,4 @@
-"""A log on PostgreSQL: single events compared with hand-written SQL, several processes, and a log that grows."""
+"""A log on PostgreSQL: single events compared with hand-written SQL, several processes, and a growing log."""
 
 import asyncio
 import random
@@ -18,12 +18,12 @@ import oncelog
 from bench.disk import directory
 from bench.growth import PARTS, SLICES, WINDOW_EVENTS, Speed, speed_of
 from bench.measure import Effort
-from bench.peer_postgres import Postgres, by_hand
+from bench.peer_postgres import Postgres, open_hand_written_log
 from bench.processes import server_cpu_s
 from bench.report import Finding, Report, Table, findings_table
 from bench.server import Ours, serving
 from bench.server_report import Series, table
-from bench.turns import in_turn, say
+from bench.turns import in_turn, print_progress
 from bench.wire import Slice, Watch
 from bench.writers import FILL_ITEMS, SUBMITTERS, fill, prepared, submit_all_timed
 from bench.ws_load import check_once, connected
@@ -35,7 +35,7 @@ GATEWAYS: Final = 4
 CALLERS: Final = 256
 """Callers per process."""
 SERVER: Final = {**DURABLE_SETTINGS, "shared_buffers": "512MB", "max_wal_size": "4GB"}
-"""Replaces PostgreSQL defaults for very small machines. Other settings keep their defaults."""
+"""Replaces defaults of PostgreSQL that are meant for very small machines. Other settings keep their defaults."""
 BARE: Final = """\
 CREATE TABLE bare (position bigint PRIMARY KEY, key bytea NOT NULL, body bytea NOT NULL)"""
 BARE_INSERT: Final = "INSERT INTO bare SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bytea[])"
@@ -119,17 +119,17 @@ async def _single_events(server: PostgresServer, sizes: Sizes) -> tuple[dict[str
     with directory() as place, serving(place, await create_schema(server.socket_address or server.address)) as gateway:
         async with (
             connected(gateway.host, gateway.port, sizes.connections) as clients,
-            by_hand(server, sizes.connections) as postgres,
+            open_hand_written_log(server, sizes.connections) as postgres,
         ):
             await check_once(clients[0])
             await postgres.check_once()
-            say("hand-written forms …")
+            print_progress("hand-written forms …")
             await postgres.choose(sizes.ways_s)
             contenders: tuple[Ours | Postgres, ...] = (Ours(gateway, clients, sizes.in_flight), postgres)
             loads = {contender.name: contender.load for contender in contenders}
             series = await in_turn(loads, sizes.rounds, sizes.slice_s)
             await postgres.check_all()
-            return series, postgres.way
+            return series, postgres.choice
 
 
 # --- several processes -------------------------------------------------------------------------------
@@ -239,13 +239,13 @@ class _Growth:
     async def _fill(self, log: Log, upto: int) -> None:
         while self._stored < upto:
             step = min(100 * FILL_ITEMS, upto - self._stored)
-            say(f"{self._stored} stored …")
+            print_progress(f"{self._stored} stored …")
             await fill(log, prepared(step, self._chance))
             self._stored += step
 
     async def _window(self, log: Log, bare: Any) -> Window:
         stored = self._stored
-        say(f"commits with {stored} stored …")
+        print_progress(f"commits with {stored} stored …")
         ours_s = bare_s = 0.0
         waited: list[float] = []
         for _ in range(SLICES):

@@ -1,7 +1,8 @@
-"""A log that grows: does a commit cost more when millions of random keys are stored?
+"""A growing log: does a commit cost more when millions of random keys are stored?
 
-Windows of one growing log cannot alternate. Therefore an append-only loop (bare.py), whose cost does not depend on the
-stored records, runs in slices between the slices of each window. If the loop slows down, so did the machine.
+Windows of one growing log cannot alternate. Therefore, an append-only loop (bare.py) runs in slices between the slices
+of each window. Its cost does not depend on the stored records, so a slower loop means that the machine has become
+slower.
 """
 
 import asyncio
@@ -76,7 +77,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Opening:
-    """Seconds since the start of opening."""
+    """Times in seconds since the log began to open."""
 
     opened_s: float
     committed_s: float
@@ -116,7 +117,7 @@ class _Growth:
     async def _fill(self, log: Log, upto: int) -> None:
         while self._stored < upto:
             if self._stored % PROGRESS_RECORDS == 0:
-                _say(f"{self._stored} stored …")
+                _print_progress(f"{self._stored} stored …")
             # Grow in whole requests, so that progress lines show round numbers.
             step = min(10 * FILL_ITEMS - self._stored % (10 * FILL_ITEMS), upto - self._stored)
             submissions = prepared(step, self._chance)
@@ -129,7 +130,7 @@ class _Growth:
 
     async def _window(self, log: Log, store: SqliteStore, bare: BareFile) -> Window:
         stored = self._stored
-        _say(f"commits with {stored} stored …")
+        _print_progress(f"commits with {stored} stored …")
         ours_s = bare_s = 0.0
         waited: list[float] = []
         transactions: list[float] = []
@@ -156,7 +157,7 @@ class _Growth:
     async def _opening(self) -> Opening:
         """Measure the time to open the closed file, to commit a new event, and to answer a retry of the oldest."""
         assert self._oldest is not None
-        _say(f"opening with {self._stored} stored …")
+        _print_progress(f"opening with {self._stored} stored …")
         [new] = prepared(1, self._chance)
         began = time.perf_counter()
         async with oncelog.open(self._path) as log:
@@ -227,5 +228,5 @@ def speed_of(events_per_s: float, seconds: Sequence[float]) -> Speed:
     return Speed(events_per_s, hundredths[49] * 1000, hundredths[98] * 1000)
 
 
-def _say(what: str) -> None:
+def _print_progress(what: str) -> None:
     print(f"growth: {what}", file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ SERVICE = "oncelog.ledger.v1.Ledger"
 
 
 def answer() -> bytes:
-    """Return an answer as long as that of a ledger with a few hundred records per block."""
+    """Return an answer that is as long as the answer of a ledger with a few hundred records per block."""
     success = pb.WriteSuccess(
         committed_tx_id="0001000000000001",
         block_height=1000,

@@ -1,4 +1,4 @@
-"""A caller over plain HTTP: one connection, which sends the next request after each answer."""
+"""A caller over plain HTTP with one connection. It sends the next request after each answer."""
 
 import asyncio
 import time
@@ -84,7 +84,7 @@ class Caller(asyncio.Protocol):
 
 
 async def keep_calling(callers: "list[Caller]", server: int, seconds: float, events: int = 1) -> Slice:
-    """Run all callers concurrently for this long, with `events` events per request."""
+    """Run all callers concurrently for this long. Each request contains `events` events."""
     watch = Watch(server)
     await asyncio.gather(*(caller.call_until(watch.began + seconds) for caller in callers))
     waited = [one for caller in callers for one in caller.waited]

@@ -17,7 +17,7 @@ ORGANIZATIONS: Final = 8
 
 
 class Writer(Caller):
-    """A client of the ledger, which numbers its transactions."""
+    """A client of the ledger that numbers its transactions."""
 
     path = "/v1/ledger/write"
     wanted = b'{"committed_tx_id"'

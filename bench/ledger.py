@@ -1,4 +1,4 @@
-"""The Ledger API: writes of one entity each over HTTP and gRPC, and a retry that is answered from memory."""
+"""The Ledger API: writes of one entity over HTTP and gRPC, and a retry that is answered from memory."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ from bench.processes import process
 from bench.report import Finding, Report, findings_table
 from bench.server import COMMAND, UNLIMITED, Serving, serving
 from bench.server_report import Series, table
-from bench.turns import SliceOf, in_turn, say
+from bench.turns import SliceOf, in_turn, print_progress
 from bench.wire import Slice, Watch
 from oncelog.core.operations import SetEntity
 from oncelog.core.values import key_identity
@@ -37,7 +37,7 @@ from oncelog.server.settings import ServerSettings
 FEW: Final = 32
 MANY: Final = 256
 REPORTED: Final = {FEW: 1350, MANY: 9677}
-"""Writes per second, by number of writers, that the design document reports for its system."""
+"""Writes per second, by number of writers, that the design document reports for its own system."""
 ECHO_RATIO: Final = 0.6
 HIT_US: Final = 20
 LOOK_UP_US: Final = 1
@@ -190,7 +190,7 @@ def _request(number: int, sequence: int) -> bytes:
 
 
 async def _from_memory() -> tuple[float, float]:
-    say("retries from memory …")
+    print_progress("retries from memory …")
     with directory() as place:
         settings = ServerSettings(store=str(place / "memory.db"), port=0, grpc=False, development=True)
         async with Server(settings) as server:

@@ -29,15 +29,16 @@ class Measurement:
     baseline_count: int | None = None
     """Operations per call of the baseline, if different."""
     prepare_ours: Callable[[], Any] | None = None
-    """Runs before every sample of `ours`, outside the measured time."""
+    """Runs before every sample of `ours`. The measured time does not include it."""
     prepare_baseline: Callable[[], Any] | None = None
-    """Runs before every sample of the baseline, which always follows a sample of `ours`."""
+    """Runs before every sample of the baseline. A sample of the baseline always follows a sample of `ours`."""
     rounds: int | None = None
-    """Maximum number of rounds with one call each, for slow calls."""
+    """Maximum number of rounds, for slow calls. Each round then makes one call."""
     target_ratio: float | None = None
     """Minimum ratio to the baseline."""
     target_us: float | None = None
-    """Maximum time of one operation. A miss is shown but fails no run, because the time depends on the machine."""
+    """Maximum time of one operation. A longer time is shown but fails no run, because the time depends on the machine.
+    """
 
     def answers(self) -> tuple[Any, Any]:
         """Prepare and call both once, and return their results."""
@@ -76,14 +77,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: the number of rounds, and the approximate length of each contender's sample in a round."""
+    """Duration of a measurement: the number of rounds, and the approximate length of each contender's sample in a
+    round.
+    """
 
     rounds: int
     sample_ms: float
     records: int = 5_000_000
-    """Size to which a log grows."""
+    """Number of records to which a log grows."""
     is_quick: bool = False
-    """Only check that everything runs: sizes are small, and targets are not judged."""
+    """Whether to check only that everything runs. Sizes are then small, and targets are not judged."""
 
 
 FULL: Final = Effort(rounds=400, sample_ms=2)
@@ -91,7 +94,7 @@ QUICK: Final = Effort(rounds=2, sample_ms=0, records=2000, is_quick=True)
 
 
 def measure(measurement: Measurement, effort: Effort) -> Result:
-    """Measure both contenders. Raises ValueError if they disagree: the time of a wrong answer is meaningless."""
+    """Measure both contenders. Raises ValueError if they disagree, because a wrong answer has no meaningful time."""
     if not measurement.agree(*measurement.answers()):
         raise ValueError(f"{measurement.name}: ours and {measurement.against} do not agree")
     timers = (

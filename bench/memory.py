@@ -1,4 +1,4 @@
-"""Memory size of objects, for figures about single data structures."""
+"""Memory sizes of objects, for figures about single data structures."""
 
 import gc
 import sys
@@ -6,7 +6,7 @@ from types import FunctionType, ModuleType
 from typing import Any, Final
 
 _SHARED: Final = (type, ModuleType, FunctionType)
-"""Types whose objects belong to the program, not to the object that refers to them."""
+"""Types whose objects belong to the program and not to an object that refers to them."""
 
 
 def compute_deep_size(root: Any) -> int:
@@ -20,6 +20,6 @@ def compute_deep_size(root: Any) -> int:
             continue
         seen.add(id(item))
         total += sys.getsizeof(item)
-        total += getattr(item, "size_in_bits", 0) // 8  # a Bloom filter does not count its bits
+        total += getattr(item, "size_in_bits", 0) // 8  # The size of a Bloom filter does not include its bits.
         found += gc.get_referents(item)
     return total

@@ -60,7 +60,7 @@ class Ours:
         return count
 
     def first(self, count: int) -> int:
-        """Run the function for new keys, with all callers concurrently."""
+        """Call the function with new keys. All callers run concurrently."""
         return self._runner.run(self._first(count))
 
     async def _first(self, count: int) -> int:

@@ -27,7 +27,7 @@ from bench.pairs_embedded import LOADS
 from bench.processes import process
 from bench.report import Report, Table, plain
 from bench.server import ADDRESS, BATCH, COMMAND, UNLIMITED, Serving
-from bench.turns import say
+from bench.turns import print_progress
 from bench.wire import Slice
 from bench.ws_load import Load, connected
 
@@ -38,15 +38,15 @@ CONNECTIONS: Final = 64
 IN_FLIGHT: Final = 16
 BATCH_CALLERS: Final = 16
 RATIO_MAX: Final = 1.05
-"""The new tree may take 5 % more CPU time than the old one."""
+"""The new tree may use 5 % more CPU time than the old one."""
 
 Sample = Callable[[], Awaitable[float]]
-"""Measures one tree once. Returns the CPU time of an event in microseconds."""
+"""Measures one tree once, and returns the CPU time per event in microseconds."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """Sizes of a measurement."""
 
     pairs: int
     slice_s: float
@@ -108,7 +108,7 @@ async def _compare(trees: tuple[Path, Path], names: Sequence[str], size: Size) -
                 is_met &= median(ratios) <= RATIO_MAX
                 medians = (f"{median(times_us):.2f} µs" for times_us in zip(*pairs_us, strict=True))
                 rows.append((load, *medians, f"{median(ratios):.3f}", f"{low:.3f} to {high:.3f}"))
-                say("  ".join(rows[-1]))
+                print_progress("  ".join(rows[-1]))
     columns = ("CPU per event", "old", "new", "median ratio", "middle half")
     return Report([Table(columns, rows)], "", is_met)
 
@@ -117,7 +117,7 @@ async def _in_pairs(load: str, old: Sample, new: Sample, pairs: int) -> list[tup
     """Measure both trees in turn. The first pair is a warm-up, and the order alternates."""
     pairs_us: list[tuple[float, float]] = []
     for number in range(pairs + 1):
-        say(f"{load}, {f'pair {number} of {pairs}' if number else 'warm-up'} …")
+        print_progress(f"{load}, {f'pair {number} of {pairs}' if number else 'warm-up'} …")
         if number % 2:
             old_us, new_us = await old(), await new()
         else:
@@ -138,7 +138,7 @@ def _serving(tree: Path, address: str) -> Iterator[Serving]:
 
 
 def _unlimited(tree: Path) -> tuple[str, ...]:
-    """Return the options that turn off rate limits. Older trees do not know these options."""
+    """Return the options that disable rate limits. Older trees do not have these options."""
     package = tree / "oncelog"
     file = next(package / name / "limits.py" for name in ("server", "doors") if (package / name).is_dir())
     return UNLIMITED if "requests_per_second_max" in file.read_text() else ()

@@ -1,6 +1,7 @@
 """Run one sample of an embedded load and print the CPU time per event in microseconds.
 
-`bench.pairs` runs this module with different source trees on the path, so it uses no API that only the newest has.
+`bench.pairs` runs this module with different source trees on the path. It therefore uses only APIs that older trees
+have.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ REPEATS: Final = 5
 """Repetitions of loads without a commit, because the resolution of CPU time is coarse."""
 
 Load = Callable[[Path, int], Coroutine[Any, Any, float]]
-"""Runs a number of events on a new file and returns the CPU time per event in microseconds."""
+"""Processes a number of events on a new file, and returns the CPU time per event in microseconds."""
 
 
 async def _commit(path: Path, count: int) -> float:

@@ -1,4 +1,4 @@
-"""NATS JetStream as a log of events: a stream in files, every write synced, duplicates found by `Nats-Msg-Id`."""
+"""NATS JetStream as an event log: a stream in files, every write synced, and duplicates found by `Nats-Msg-Id`."""
 
 import asyncio
 import itertools

@@ -18,8 +18,9 @@ from oncelog.testing.postgres import DURABLE_SETTINGS, PostgresServer
 from oncelog.testing.postgres import postgres_server as running_server
 
 SMALL_POOL: Final = 8
-"""Waiting for a connection costs the server nothing, but waiting for the counter row does. Fewer connections may
-therefore be faster."""
+"""Callers that wait for a connection cost the server nothing, but callers that wait for the counter row do. A smaller
+number of connections may therefore be faster.
+"""
 
 TABLES: Final = """\
 CREATE TABLE counter (position bigint NOT NULL);
@@ -80,8 +81,8 @@ class Postgres:
         self._acknowledged = 0
 
     @property
-    def way(self) -> str:
-        """The chosen form and its connection count."""
+    def choice(self) -> str:
+        """The chosen form and its number of connections."""
         return self._way
 
     async def choose(self, seconds: float) -> dict[str, float]:
@@ -101,11 +102,11 @@ class Postgres:
         return result
 
     async def check_once(self) -> None:
-        """Raise ValueError unless in every form a duplicate gets the first write's number and no number is lost."""
+        """Raise ValueError unless duplicates get the number of the first write and no number is lost, in every form."""
         events = wire_events()
         for form, submits in self._forms.items():
             event, other = itertools.islice(events, 2)
-            # First concurrently, then with different content.
+            # Send the duplicates first concurrently, and then with different content.
             numbers = await asyncio.gather(*[submit(event) for submit in submits])
             numbers.append(await submits[0](event._replace(body=other.body)))
             if len(set(numbers)) != 1:
@@ -128,12 +129,12 @@ class Postgres:
 async def postgres_server(place: Path, connections: int) -> AsyncIterator[Postgres]:
     """Run PostgreSQL in this directory until the block ends."""
     with running_server(place, DURABLE_SETTINGS) as server:
-        async with by_hand(server, connections) as postgres:
+        async with open_hand_written_log(server, connections) as postgres:
             yield postgres
 
 
 @asynccontextmanager
-async def by_hand(server: PostgresServer, connections: int) -> AsyncIterator[Postgres]:
+async def open_hand_written_log(server: PostgresServer, connections: int) -> AsyncIterator[Postgres]:
     """Create the tables and a pool in a running server. Raises ValueError if the server does not sync."""
     asyncpg = import_module("asyncpg")
     async with AsyncExitStack() as stack:

@@ -22,7 +22,7 @@ LEASE_MS: Final = 30_000
 
 
 class Peer:
-    """A library that runs a function once for each key, called by threads."""
+    """A library that runs a function once per key. Threads call the function."""
 
     def __init__(self, call: Callable[[dict[str, Any]], Any]) -> None:
         self._call = call
@@ -77,7 +77,7 @@ def powertools(place: Path, *, durable: bool) -> Iterator[Peer]:
 
 
 class _Context:
-    """Context of a Lambda function, from which Powertools derives when a call may replace a dead one."""
+    """Context of a Lambda function. Powertools derives from it when a call may take over from a dead one."""
 
     def get_remaining_time_in_millis(self) -> int:
         return LEASE_MS
@@ -85,7 +85,7 @@ class _Context:
 
 @contextmanager
 def dbos(place: Path) -> Iterator[Peer]:
-    """DBOS on SQLite: a workflow without steps, whose id is derived from the order."""
+    """DBOS on SQLite: a workflow without steps. Its id is derived from the order."""
     peer = import_module("dbos")
 
     peer.DBOS(
@@ -130,7 +130,7 @@ def measurements(effort: Effort) -> Iterator[Measurement]:
                 partial(contender.first, first),
                 partial(peer.first, firsts),
                 name,
-                agree=partial(_did, first, firsts),
+                agree=partial(_counts_match, first, firsts),
                 count=first,
                 baseline_count=firsts,
                 target_ratio=5,
@@ -141,12 +141,12 @@ def measurements(effort: Effort) -> Iterator[Measurement]:
                 partial(contender.replay, replays),
                 partial(peer.replay, again),
                 name,
-                agree=partial(_did, replays, again),
+                agree=partial(_counts_match, replays, again),
                 count=replays,
                 baseline_count=again,
                 rounds=12,
             )
 
 
-def _did(mine: int, theirs: int, did_mine: object, did_theirs: object) -> bool:
+def _counts_match(mine: int, theirs: int, did_mine: object, did_theirs: object) -> bool:
     return (did_mine, did_theirs) == (mine, theirs)

@@ -48,7 +48,7 @@ def _ready(running: subprocess.Popen[bytes], log: Path, ready: str) -> re.Match[
 
 
 def allow_files(count: int) -> None:
-    """Raise the open-file limit (which includes sockets) of this process and its children, if it is lower."""
+    """Raise the open-file limit of this process and its children to this number. Sockets count as files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count:
         resource.setrlimit(
@@ -69,7 +69,7 @@ def server_cpu_s(pid: int) -> float:
             text = path.read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        # The name, in parentheses, may contain any character.
+        # The name is in parentheses and may contain any character.
         fields = text.rpartition(")")[2].split()
         parent, (own_user, own_system, ended_user, ended_system) = int(fields[1]), map(int, fields[11:15])
         if int(path.parent.name) == pid:

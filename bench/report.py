@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from bench.disk import file_system, place_for_files
+from bench.disk import file_system, find_directory_for_files
 from bench.measure import Result
 
 COLUMNS: Final = ("name", "ours", "baseline", "ratio", "median", "target", "result")
@@ -142,12 +142,12 @@ def _machine() -> dict[str, str]:
     cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = (line.partition(":")[2].strip() for line in cpu_lines if line.startswith("model name"))
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    # Ignore changed results, which do not affect the measured code.
+    # Changed results are ignored, because they do not affect the measured code.
     changes = _git("status", "--porcelain", "--", ".", ":!bench/results")
     return {
         "machine": f"{next(models, platform.machine())}, {os.cpu_count()} cores, {memory_gib:.1f} GiB",
         "kernel": f"{platform.system()} {platform.release().split('-')[0]}",
-        "file system": file_system(place_for_files()),
+        "file system": file_system(find_directory_for_files()),
         "Python": f"{platform.python_version()}, SQLite {sqlite3.sqlite_version}",
         "packages": ", ".join(_versions()),
         "commit": (_git("rev-parse", "--short", "HEAD") or "unknown") + ("+changes" if changes else ""),

@@ -1,6 +1,6 @@
 """The event that most benchmarks submit.
 
-The module does not import Oncelog, so that benchmarks can load it with the source of a different version.
+The module does not import Oncelog, so that benchmarks can load it together with the source of another version.
 """
 
 from typing import Any, Final

@@ -27,23 +27,23 @@ from bench.peer_postgres import Postgres, postgres_server
 from bench.processes import allow_files, process
 from bench.report import Report
 from bench.server_report import CROWDED, Figures, Series, report_of
-from bench.turns import SliceOf, in_turn, say
+from bench.turns import SliceOf, in_turn, print_progress
 from bench.wire import EVENTS, PARTITIONS, Slice, Watch, uuids
 from bench.writers import FILL_ITEMS, fill
 from bench.ws_fan_out import fan_out
-from bench.ws_idle import WRITTEN, check_slow_reader_is_closed, crowd
+from bench.ws_idle import WRITTEN, check_slow_reader_is_closed, open_idle_connections
 from bench.ws_load import Connection, Load, catch_up, check_once, connected, events_of
 from oncelog import Committed, Log, Submission
 
 UNLIMITED: Final = ("--set", "limits.requests_per_second_max=0", "--set", "limits.frames_per_second_max=0")
-"""Rate limits are off, because one benchmark caller represents many."""
+"""Rate limits are off, because one caller of the benchmark represents many."""
 COMMAND: Final = [sys.executable, "-m", "oncelog", "serve", "--development", "--port", "0", "--store"]
 """Command that starts a server. The path of the store is appended."""
 ADDRESS: Final = r"(?:https?|wss?)://([0-9.]+|localhost):([0-9]+)(?=[\s/\"])"
 BATCH: Final = 100
 PAGE: Final = 1000
 AT_ONCE: Final = 50
-"""Partitions per sync, out of a hundred. The API accepts up to 64."""
+"""Number of partitions in a sync, out of a hundred. The API accepts up to 64."""
 READERS: Final = 4
 
 
@@ -58,18 +58,18 @@ class Sizes:
     paced_rounds: int = 5
     paced_s: float = 4
     callers: int = 16
-    """Callers that submit batches."""
+    """Number of callers that submit batches."""
     writers: int = 16
-    """Connections that write in addition to the idle ones, with `in_flight` requests each."""
+    """Number of connections that write while others are idle. Each has `in_flight` requests."""
     crowd_rounds: int = 10
     crowd_s: float = 2
     idle: int = 1000
     outbox_frames_max: int = 10_000
-    """How many frames a stuck reader may fall behind (the server's default)."""
+    """Number of frames that a stuck reader may fall behind (the server's default)."""
     subscribers: int = 1000
     broadcasts: int = 400
     window: int = 100
-    """Broadcasts in flight."""
+    """Number of broadcasts in flight."""
     lone_broadcasts: int = 50
     stored: int = 200_000
 
@@ -161,7 +161,7 @@ async def _single_events(sizes: Sizes, figures: Figures) -> None:
         async with _ours(ours_place, sizes.connections, sizes.in_flight) as ours:
             await _beside_peers(ours, sizes, figures)
             # The peers are stopped, because their background work would slow down Oncelog.
-            say("Oncelog at half of its load …")
+            print_progress("Oncelog at half of its load …")
             figures.half_load = [await ours.half_load(sizes.paced_s) for _ in range(sizes.paced_rounds)]
 
 
@@ -173,9 +173,9 @@ async def _beside_peers(ours: Ours, sizes: Sizes, figures: Figures) -> None:
         ):
             await nats.check_once()
             await postgres.check_once()
-            say("forms of the write on PostgreSQL …")
+            print_progress("forms of the write on PostgreSQL …")
             figures.ways = await postgres.choose(sizes.slice_s)
-            figures.way = postgres.way
+            figures.way = postgres.choice
             contenders: tuple[Ours | Nats | Postgres, ...] = (ours, nats, postgres)
             loads = {contender.name: contender.load for contender in contenders}
             figures.single = await in_turn(loads, sizes.rounds, sizes.slice_s)
@@ -192,18 +192,18 @@ async def _idle(sizes: Sizes, figures: Figures) -> None:
     with directory() as place, serving(place, place / "idle.db", fallen_behind) as server:
         async with connected(server.host, server.port, sizes.writers) as writers:
 
-            async def alone(seconds: float) -> Slice:
+            async def without_idle_connections(seconds: float) -> Slice:
                 return await Load(writers, 1, [WRITTEN]).keep_busy(server.pid, sizes.in_flight, seconds)
 
-            async def crowded(seconds: float) -> Slice:
-                async with crowd(server.host, server.port, sizes.idle) as stuck:
-                    result = await alone(seconds)
+            async def with_idle_connections(seconds: float) -> Slice:
+                async with open_idle_connections(server.host, server.port, sizes.idle) as stuck:
+                    result = await without_idle_connections(seconds)
                     await check_slow_reader_is_closed(
                         server.host, server.port, server.pid, writers, stuck, result.events
                     )
                 return result
 
-            loads: dict[str, SliceOf] = {"alone": alone, CROWDED: crowded}
+            loads: dict[str, SliceOf] = {"alone": without_idle_connections, CROWDED: with_idle_connections}
             figures.idle, figures.writers = sizes.idle, sizes.writers
             series = await in_turn(loads, sizes.crowd_rounds, sizes.crowd_s)
             figures.crowd = {name: series[name] for name in (CROWDED, "alone")}
@@ -238,7 +238,7 @@ def _made() -> Iterator[Submission]:
 
 
 async def _prepared(log: Log, callers: int, seconds: float) -> Slice:
-    """Build enough submissions for a fast machine before the measurement."""
+    """Before the measurement, build enough submissions for a fast machine."""
     ready = list(itertools.islice(_made(), round(40_000 * seconds) // BATCH * BATCH))
     return await _in_process(log, callers, iter(ready), seconds)
 
@@ -267,11 +267,11 @@ async def _in_process(log: Log, callers: int, submissions: Iterator[Submission],
 
 def _broadcasts(sizes: Sizes, figures: Figures) -> None:
     with directory() as place, serving(place, place / "broadcasts.db") as server:
-        say(f"{sizes.subscribers} subscribers connect …")
+        print_progress(f"{sizes.subscribers} subscribers connect …")
         with fan_out(server.host, server.port, server.pid, sizes.subscribers) as subscribers:
             slices = []
             for number in range(sizes.rounds + 1):
-                say(f"broadcasts, {f'round {number} of {sizes.rounds}' if number else 'warm-up'} …")
+                print_progress(f"broadcasts, {f'round {number} of {sizes.rounds}' if number else 'warm-up'} …")
                 slices.append(subscribers.run(sizes.broadcasts if number else sizes.window, sizes.window))
             figures.subscribers, figures.window = sizes.subscribers, sizes.window
             figures.broadcasts = Series(slices[1:])
@@ -283,7 +283,9 @@ def _broadcasts(sizes: Sizes, figures: Figures) -> None:
 
 
 async def _catching_up(sizes: Sizes, figures: Figures) -> None:
-    """Read two logs: one with all events in one partition, one with the same number in a hundred."""
+    """Read two logs: one with all events in one partition, and one with the same number of events in a hundred
+    partitions.
+    """
     one, hundred = PARTITIONS[:1], PARTITIONS
     shapes: tuple[tuple[str, Sequence[str], dict[str, tuple[int, list[Sequence[str]]]]], ...] = (
         ("one.db", one, {"one partition": (1, [one]), f"one partition, {READERS} readers": (READERS, [one])}),
@@ -298,7 +300,7 @@ async def _catching_up(sizes: Sizes, figures: Figures) -> None:
     )
     for file, partitions, ways in shapes:
         with directory() as place:
-            say(f"storing {sizes.stored} events, {len(partitions)} partitions …")
+            print_progress(f"storing {sizes.stored} events, {len(partitions)} partitions …")
             await _store(place / file, partitions, sizes.stored)
             with serving(place, place / file) as server:
                 async with connected(server.host, server.port, READERS) as connections:

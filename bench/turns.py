@@ -1,4 +1,4 @@
-"""Run contenders in turn: in every round, each has a slice of time."""
+"""Run contenders in turn. In every round, each contender has a slice of time."""
 
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,17 +11,17 @@ SliceOf = Callable[[float], Awaitable[Slice]]
 
 
 async def in_turn(loads: Mapping[str, SliceOf], rounds: int, slice_s: float) -> dict[str, Series]:
-    """Return each contender's slices, without the warm-up round."""
+    """Return the slices of each contender, without the warm-up round."""
     slices: dict[str, list[Slice]] = {name: [] for name in loads}
     for number in range(rounds + 1):
         for name, load in loads.items():
-            say(f"{name}, {f'round {number} of {rounds}' if number else 'warm-up'} …")
+            print_progress(f"{name}, {f'round {number} of {rounds}' if number else 'warm-up'} …")
             one = await load(slice_s if number else slice_s / 3)
             if number:
                 slices[name].append(one)
     return {name: Series(ones) for name, ones in slices.items()}
 
 
-def say(what: str) -> None:
+def print_progress(what: str) -> None:
     """Print a line of progress."""
     print(what, file=sys.stderr, flush=True)

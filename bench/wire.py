@@ -1,4 +1,4 @@
-"""Events in wire format, and the figures of a slice of load."""
+"""Events in wire format, and figures for a slice of load."""
 
 import asyncio
 import itertools
@@ -14,7 +14,7 @@ from bench.sample_event import EVENT, TASK
 
 PARTITIONS: Final = [f"building-{number}" for number in range(100)]
 EVENTS: Final[list[dict[str, Any]]] = [EVENT | {"payload": TASK | {"priority": number}} for number in range(10)]
-"""About 300 bytes in canonical form, which `core` checks."""
+"""About 300 bytes in canonical form. The `core` benchmark checks the size."""
 BODIES: Final = [json.dumps(event, separators=(",", ":")).encode() for event in EVENTS]
 
 _IDS_AT_ONCE: Final = 512
@@ -47,7 +47,7 @@ class Slice:
     """Figures for a period in which a server was kept busy."""
 
     events: int
-    """Acknowledged events."""
+    """Number of acknowledged events."""
     seconds: float
     """Seconds from the first submission to the last acknowledgement."""
     waited: Sequence[float]
@@ -62,7 +62,7 @@ class Slice:
 
 
 class Watch:
-    """Measures a period that starts at creation. Without a server it measures this process."""
+    """Measures a period that starts when the object is created. Without a server, it measures this process."""
 
     def __init__(self, server: int | None) -> None:
         self._server = server
@@ -70,7 +70,7 @@ class Watch:
         self.began = time.perf_counter()
 
     def slice(self, events: int, waited: Sequence[float]) -> Slice:
-        """Return the figures since the creation."""
+        """Return the figures since the object was created."""
         seconds = time.perf_counter() - self.began
         client_s, server_s = self._cpu_s()
         client_cpu, server_cpu = (client_s - self._client_cpu_s) / seconds, (server_s - self._server_cpu_s) / seconds
@@ -81,7 +81,7 @@ class Watch:
 
 
 async def keep_busy(callers: Sequence[Callable[[WireEvent], Awaitable[None]]], server: int, seconds: float) -> Slice:
-    """Run one task per caller, which submits the next event after each answer. For clients that are libraries."""
+    """Run one task per caller, for clients that are libraries. A task submits the next event after each answer."""
     waiting = wire_events()
     waited: list[float] = []
     watch = Watch(server)

@@ -1,4 +1,4 @@
-"""Events as an application builds them, and many tasks that submit them."""
+"""Events built like those of an application, and many tasks that submit them."""
 
 import asyncio
 import random

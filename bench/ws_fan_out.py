@@ -21,8 +21,11 @@ SAMPLE: Final = 20
 BUFFER_BYTES: Final = 256 * 1024
 STALLED_S: Final = 30
 PAUSE_S: Final = 0.01
-"""Pause between polls, so that not every delivery wakes the client. Real subscribers would not use this machine's CPU.
-The measurement of one event at a time polls without a pause."""
+"""Pause between polls, so that not every delivery wakes the client. Real subscribers would not use the CPU of this
+machine.
+
+The measurement of one event at a time polls without a pause.
+"""
 
 
 class Subscriber:
@@ -35,12 +38,12 @@ class Subscriber:
         self.frames = 0
         self.kept = bytearray() if keeps else None
         self._body_left = 0
-        """How many bytes of a frame's body have not arrived yet."""
+        """Number of bytes of a frame's body that have not arrived yet."""
         self._begun = b""
-        """An incomplete header."""
+        """A header that has not arrived completely."""
 
     def receive(self, buffer: bytearray, view: memoryview) -> int:
-        """Read once. Return how many texts are now complete."""
+        """Read once. Return the number of texts that are now complete."""
         at = len(self._begun)
         buffer[:at] = self._begun
         end = at + self.socket.recv_into(view[at:])
@@ -155,7 +158,9 @@ class FanOut:
             self._wait()
 
     def check_all(self) -> None:
-        """Check the counts of all subscribers, and the events of the sample in order. Raises ValueError if wrong."""
+        """Check the counts of all subscribers, and the events of the sample in order. Raises ValueError if they are
+        wrong.
+        """
         counts = {subscriber.frames for subscriber in self._subscribers}
         if counts != {len(self._submitted)}:
             raise ValueError(f"{len(self._submitted)} events were submitted, and subscribers received {counts}")

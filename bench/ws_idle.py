@@ -32,7 +32,7 @@ class StuckReader:
     def __init__(self, connection: Connection, since: int, closed_before: int) -> None:
         self.since = since
         self.closed_before = closed_before
-        """How many slow readers the server had closed before."""
+        """Number of slow readers that the server had closed before."""
         self._connection = connection
         self._texts: list[bytes] = []
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -40,7 +40,7 @@ class StuckReader:
     async def follow(self) -> None:
         await follow(self._connection, WRITTEN, self.since)
         self._connection.on_text = self._texts.append
-        self._connection.on_lost = self._lost
+        self._connection.on_lost = self._ignore_loss
         self._connection.pause()
 
     async def rest(self) -> list[dict[str, Any]]:
@@ -49,7 +49,7 @@ class StuckReader:
         await asyncio.wait_for(self._gone, ANSWER_S)
         return [msgspec.json.decode(text)["payload"] for text in self._texts]
 
-    def _lost(self, _: Exception) -> None:
+    def _ignore_loss(self, _: Exception) -> None:
         if not self._gone.done():
             self._gone.set_result(None)
 
@@ -62,7 +62,7 @@ async def follow(connection: Connection, partition: str, since: int) -> None:
 
 
 @asynccontextmanager
-async def crowd(host: str, port: int, count: int) -> AsyncIterator[StuckReader]:
+async def open_idle_connections(host: str, port: int, count: int) -> AsyncIterator[StuckReader]:
     """Open a stuck reader and idle connections. All are closed when the block ends.
 
     Raises ValueError if an idle connection received data or was closed by the server.

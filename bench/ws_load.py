@@ -40,7 +40,7 @@ class Result(msgspec.Struct):
 
 
 class AnswerPayload(msgspec.Struct):
-    """The fields that the client reads of a `submit_events_result` and of an `error`."""
+    """The fields that the client reads from a `submit_events_result` or an `error`."""
 
     results: list[Result] = []
     code: str = ""
@@ -80,7 +80,7 @@ def message(kind: str, number: int, payload: dict[str, Any]) -> bytes:
 
 
 def submission(number: int, events: Iterable[WireEvent]) -> bytes:
-    """Return a frame that submits events. It splices in the bodies, which are already JSON text."""
+    """Return a frame that submits events. The bodies are already JSON text and are inserted unchanged."""
     items = b",".join(
         b'{"id":"%b","partitions":["%b"],"event":%b}' % (event.id.encode(), event.partition.encode(), event.body)
         for event in events
@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._chunks: list[bytes] = []
         self._missing = 0
-        """Minimum number of bytes that the incomplete frame lacks."""
+        """Minimum number of bytes that are missing in the incomplete frame."""
         self._is_open = False
         self._waiting: asyncio.Future[bytes] | None = None
         self._numbers = itertools.count(1)
@@ -138,7 +138,8 @@ class Connection(asyncio.Protocol):
         await self.ask_raw(self._request)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is one, but not a subclass
+        # uvloop's transport has the interface, but is not a subclass.
+        self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.on_lost(error or ConnectionError("the server closed the connection"))
@@ -216,7 +217,7 @@ async def opened(host: str, port: int, count: int, path: str = PATH) -> AsyncIte
     finally:
         for connection in connections:
             connection.close()
-        await asyncio.sleep(0.01)  # the loop closes the sockets; otherwise a stopping server waits for them
+        await asyncio.sleep(0.01)  # The loop closes the sockets. A stopping server would otherwise wait for them.
 
 
 @asynccontextmanager
@@ -270,10 +271,10 @@ class Requests:
         return await self._slice(watch)
 
     async def pace(self, server: int, per_s: float, seconds: float) -> Slice:
-        """Send requests at a fixed rate, independent of when answers arrive.
+        """Send requests at a fixed rate, independent of the arrival of answers.
 
-        The latency of a request starts at its scheduled moment, so a client that falls behind because of a slow answer
-        does not hide the delay.
+        The latency of a request starts at its scheduled time, so that a client that falls behind because of a slow
+        answer does not hide the delay.
         """
         watch = Watch(server)
         total = max(1, round(per_s * seconds))
@@ -367,7 +368,7 @@ async def catch_up(
     while has_more:
         request = {"partitions": partitions, "since_committed_id": since, "limit": limit}
         page = await connection.ask_raw(message("sync", 1, request))
-        # Both names come after the events, which contain neither.
+        # Both names follow the events, which contain neither of them.
         tail = page[-400:]
         found = NEXT_SINCE.search(tail) or NEXT_SINCE.search(page)
         if found is None:

@@ -33,7 +33,9 @@ from databases import needs_postgres, server_address, stop_server
 OUTPUT_CHARACTERS_MAX: Final = 20_000
 """Maximum length of a failed test's output in its report."""
 TIMEOUTS_MAX: Final = 2
-"""A child may run for twice the limit of pytest-timeout, which does not apply to the teardown of a failed test."""
+"""A child may run for twice the limit of pytest-timeout, because that limit does not cover the teardown of a failed
+test.
+"""
 STOP_S: Final = 60
 """Time that an interrupted child has to tear down its fixtures."""
 
@@ -195,7 +197,7 @@ def _run_test(item: pytest.Item, output: Path, reports: Path) -> NoReturn:
     """Run a test and exit the process. Never return, because the session belongs to the parent."""
     code = 1
     try:
-        os.setpgrp()  # the terminal sends Ctrl-C only to the parent, which interrupts its children
+        os.setpgrp()  # The terminal sends Ctrl-C only to the parent, which interrupts its children.
         stream = _redirect_output(output)
         faulthandler.enable(stream)
         _run_protocol(item, ReportWriter(item.config, stream, reports))
@@ -221,5 +223,5 @@ def _run_protocol(item: pytest.Item, writer: ReportWriter) -> None:
     try:
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
     finally:
-        item.session._setupstate.teardown_exact(None)  # an interrupted test has not torn down its fixtures
+        item.session._setupstate.teardown_exact(None)  # An interrupted test has not torn down its fixtures.
         stop_server()

@@ -121,7 +121,7 @@ def count_line(rules: Sequence[Rule]) -> str:
 
 
 def _row(rule: Rule, tests: Iterable[str], to_root: str) -> str:
-    # The tests ran in random order; the page must not depend on it.
+    # The tests ran in random order, but the page must not depend on it.
     links = ", ".join(_link(test, to_root) for test in sorted(set(tests)))
     meaning = rule.meaning.replace("|", "\\|")
     return f"| {rule.rule_id} | {meaning} | {rule.state} | {links} |"
@@ -152,12 +152,12 @@ def outcomes_by_rule(cases: Iterable[Case]) -> dict[str, dict[str, Outcome]]:
         for rule_id in case.rule_ids:
             gathered[rule_id][case.function].add(case.outcome)
     return {
-        rule_id: {function: _fold(outcomes) for function, outcomes in functions.items()}
+        rule_id: {function: _combine(outcomes) for function, outcomes in functions.items()}
         for rule_id, functions in gathered.items()
     }
 
 
-def _fold(outcomes: set[Outcome]) -> Outcome:
+def _combine(outcomes: set[Outcome]) -> Outcome:
     return Outcome.FAILED if Outcome.FAILED in outcomes else min(outcomes)
 
 
@@ -229,7 +229,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -k and -m, so that deselected tests are checked too
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     rules = config.stash[_RULES]
-    mistakes = [mistake for item in items for mistake in _marker_mistakes(item, rules)]
+    mistakes = [mistake for item in items for mistake in _marker_errors(item, rules)]
     if mistakes:
         raise pytest.UsageError("\n".join(mistakes))
     for item in items:
@@ -237,7 +237,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.user_properties += [(_PROPERTY, rule_id) for rule_id in sorted(ids)]
 
 
-def _marker_mistakes(item: pytest.Item, rules: Mapping[str, Rule]) -> list[str]:
+def _marker_errors(item: pytest.Item, rules: Mapping[str, Rule]) -> list[str]:
     mistakes = []
     for marker in item.iter_markers("rule"):
         if marker.kwargs or not marker.args:
@@ -347,7 +347,7 @@ class ConformanceRun:
             return [f"Not all tests ran, so nothing was {done}."]
         problems = unproven(self._rules, self._outcomes())
         if exitstatus == pytest.ExitCode.TESTS_FAILED:
-            # The page would omit the failed tests.
+            # The page would otherwise omit the failed tests.
             problems.append(f"Tests failed, so {self._page} was not {done}.")
         elif self._mode == "check" and not self._is_current():
             problems.append(f"{self._page} is not current; run `make conformance`.")

@@ -6,7 +6,8 @@ import pytest
 
 from crash.store_history import say
 
-# `databases` precedes the plugins that import it, because pytest rewrites a plugin's assertions when it imports it.
+# `databases` must precede the plugins that import it, because pytest rewrites a plugin's assertions when it imports the
+# plugin.
 pytest_plugins = ["conformance", "databases", "alone", "profiles", "pytester"]
 
 # A shell starts background processes with SIGINT ignored, and children inherit that. Some tests send SIGINT.
@@ -38,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the collected tests from garbage collection, which otherwise takes a tenth of the run."""
+    """Exclude the collected tests from garbage collection, which would otherwise take a tenth of the run."""
     gc.collect()
     gc.freeze()
 

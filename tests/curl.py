@@ -1,4 +1,4 @@
-"""A stand-in for curl with only the options that the documentation and `oncelog serve` show.
+"""A replacement for curl with only the options that the documentation and `oncelog serve` show.
 
 This file is both the program, which uses only the standard library, and the helper that puts it on a PATH.
 """
@@ -29,12 +29,12 @@ REAL: Final = "real"
 
 
 def kinds() -> list[str]:
-    """Return the available kinds of curl for parametrization. The stand-in is always available."""
+    """Return the available kinds of curl, for parametrization. The replacement is always available."""
     return [STAND_IN] if shutil.which("curl") is None else [STAND_IN, REAL]
 
 
 def environment_with(kind: str, environment: Mapping[str, str], directory: Path) -> dict[str, str]:
-    """Return the environment with the given kind of `curl`. The stand-in is written to `directory`."""
+    """Return the environment with the given kind of `curl`. The replacement is written to `directory`."""
     if kind == REAL:
         return dict(environment)
     program = directory / "curl"
@@ -85,7 +85,7 @@ def _options() -> Namespace:
 
 
 def _end_after(seconds: float) -> None:
-    """Limit the whole transfer, as curl does. A socket timeout would restart with every chunk."""
+    """Limit the whole transfer, as curl does. A socket timeout would start again with every chunk."""
 
     def end(*_: object) -> None:
         raise TooLateError

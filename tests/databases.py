@@ -1,7 +1,7 @@
 """A PostgreSQL server that all tests of a process share, with a separate schema for each log.
 
-A test that is marked `BOTH_STORES`, directly or through its module, runs once on SQLite and once on PostgreSQL. It gets
-its logs from `log_at(path)`, which returns the path of a file or the address of a schema.
+A test marked `BOTH_STORES`, directly or through its module, runs once on SQLite and once on PostgreSQL. It gets its
+logs from `log_at(path)`, which returns the path of a file or the address of a schema.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ def is_postgres() -> bool:
 
 
 def log_at(path: Path) -> str:
-    """Return the path or the address of a schema, depending on the store of the running test."""
+    """Return the path of a file or the address of a schema, depending on the store of the running test."""
     return address_of(path) if is_postgres() else str(path)
 
 

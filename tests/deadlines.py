@@ -9,13 +9,13 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 WAIT_S: Final = 300
-"""Timeout against hangs. No single wait in a test takes this long, even on a busy machine."""
+"""Timeout that guards against hangs. No single wait in a test takes this long, even on a busy machine."""
 POLL_S_MIN: Final = 0.001
 POLL_S_MAX: Final = 0.02
 
 
 async def soon(waited_for: Awaitable[T]) -> T:
-    """Await and return the result, or raise TimeoutError after `WAIT_S`."""
+    """Await and return the result. Raise TimeoutError after `WAIT_S`."""
     async with asyncio.timeout(WAIT_S):
         return await waited_for
 
@@ -23,7 +23,7 @@ async def soon(waited_for: Awaitable[T]) -> T:
 async def turns(count: int = 25) -> None:
     """Run the other tasks for `count` iterations of the event loop.
 
-    By default that is enough for all tasks that are not waiting for a timer or a thread.
+    The default is enough for all tasks that do not wait for a timer or a thread.
     """
     for _ in range(count):
         await asyncio.sleep(0)

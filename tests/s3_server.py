@@ -74,7 +74,7 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
 
 
 def _remove_sockets(ports: list[int]) -> None:
-    """Remove the sockets that the server creates in /tmp, whatever the other settings are."""
+    """Remove the sockets that the server creates in /tmp regardless of its settings."""
     for port in ports:
         for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # noqa: S108
             path.unlink(missing_ok=True)

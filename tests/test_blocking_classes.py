@@ -129,7 +129,7 @@ class BlockingShelf(BlockingResource):
 
 @pytest.fixture
 def shelf_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Twin:
-    """A twin for an async class in a temporary source directory."""
+    """A twin of an async class in a temporary source directory."""
     (tmp_path / "shelf.py").write_text(SHELF)
     monkeypatch.setattr(source, "SOURCE", tmp_path)
     return Twin(

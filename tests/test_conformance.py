@@ -29,7 +29,7 @@ def test_shows_it():
 
 PAGE = Path("pages/conformance.md")
 
-# The inner runs do not need these plugins. Importing Hypothesis again would take a second.
+# The inner runs do not need these plugins, and importing Hypothesis again would take a second.
 PLUGINS = ("-p", "no:randomly", "-p", "no:hypothesispytest", "-p", "no:asyncio", "-p", "conformance")
 
 
@@ -149,7 +149,7 @@ class TestPage:
             ("tests/[odd]/a.py::test_a[x]", "tests/[odd]/a.py::test_a"),
         ],
     )
-    def test_cases_collapse_to_their_function(self, node_id: str, function: str) -> None:
+    def test_cases_are_combined_into_their_function(self, node_id: str, function: str) -> None:
         assert conformance.function_of(node_id) == function
 
     @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ class TestMarker:
         expected = [("rule", "CO-1"), ("rule", "CO-2"), ("rule", "EV-1")]
         assert [report.user_properties for report in reports] == [expected] * 3
 
-    def test_marker_and_option_have_help(self, project: Project) -> None:
+    def test_marker_and_option_have_a_help_text(self, project: Project) -> None:
         assert "@pytest.mark.rule(*ids): the rules" in text_of(project.run("--markers"))
         assert "--conformance={off,check,write}" in text_of(project.run("--help"))
 
@@ -418,7 +418,7 @@ class TestCheck:
         note = "Skipped here, and so not on the page: test_a.py::test_needs_a_store"
         assert note in text_of(result)
 
-    def test_failed_run_does_not_suggest_to_write_the_page(self, project: Project) -> None:
+    def test_failed_run_does_not_suggest_writing_the_page(self, project: Project) -> None:
         project.add("test_a.py", PASSING + "def test_b(): assert False\n")
         result = project.run("--conformance=check")
         assert result.ret == pytest.ExitCode.TESTS_FAILED

@@ -27,16 +27,16 @@ def test_log_is_in_the_marked_store(tmp_path: Path, store_kind: str) -> None:
             assert connection.execute(COUNT).fetchall() == [(1,)]
 
 
-def test_log_without_a_marker_is_a_file(tmp_path: Path) -> None:
+def test_log_of_a_test_without_a_marker_is_a_file(tmp_path: Path) -> None:
     assert log_at(tmp_path / "log.db") == str(tmp_path / "log.db")
 
 
 @BOTH_STORES
-def test_each_path_has_its_own_database(tmp_path: Path) -> None:
+def test_each_path_has_a_separate_database(tmp_path: Path) -> None:
     assert log_at(tmp_path / "a") == log_at(tmp_path / "a") != log_at(tmp_path / "b")
 
 
-def test_server_is_not_started_under_check() -> None:
+def test_server_is_not_started_with_check() -> None:
     databases = DatabasePool()
     databases.is_allowed = False
     with pytest.raises(RuntimeError, match="--check runs without PostgreSQL"):

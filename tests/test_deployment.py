@@ -1,4 +1,4 @@
-"""The files of deploy/ agree with the server, with each other and with the package."""
+"""The files in deploy/ agree with the server, with each other and with the package."""
 
 import configparser
 import json
@@ -72,7 +72,7 @@ def test_commands_that_create_keys_work(file: str, tmp_path: Path) -> None:
 # --- the image
 
 
-def test_image_pins_exactly_what_the_server_needs() -> None:
+def test_image_pins_exactly_the_packages_that_the_server_needs() -> None:
     wanted = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["server"]]
     wanted += PROJECT["optional-dependencies"]["postgres"]
     names = {re.split(r"[><=]", one)[0] for one in wanted}
@@ -87,14 +87,14 @@ def test_image_has_the_versions_that_the_tests_run_with() -> None:
     assert not {"hatchling", "editables"} & {pin.name for pin in image}
 
 
-def test_image_runs_as_a_user_without_rights() -> None:
+def test_image_runs_as_an_unprivileged_user() -> None:
     assert last("USER") == f"{USER}:{USER}"
     names = [name for name, _ in DOCKERFILE]
     assert names.index("USER") > max(position for position, name in enumerate(names) if name == "RUN")
     assert f"--uid {USER}" in last("RUN")
 
 
-def test_image_copies_only_files_that_the_build_context_has() -> None:
+def test_image_copies_only_files_in_the_build_context() -> None:
     ignored = (DEPLOY / "docker/Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     allowed = {line[1:] for line in ignored if line.startswith("!")}
     copied = {
@@ -154,7 +154,7 @@ def test_compose_file_builds_the_image_and_waits_for_the_database() -> None:
     assert server["environment"]["PGPASSWORD"] == database["environment"]["POSTGRES_PASSWORD"]
 
 
-def test_compose_file_publishes_ports_to_this_machine_only() -> None:
+def test_compose_file_publishes_ports_only_on_this_machine() -> None:
     server = COMPOSE["services"]["oncelog"]
     assert server["ports"] == [f"127.0.0.1:{PORTS[name]}:{PORTS[name]}" for name in ("http", "grpc")]
     assert (server["read_only"], server["cap_drop"]) == (True, ["ALL"])
@@ -193,7 +193,7 @@ def test_unit_allows_all_connections_of_the_default_limits() -> None:
     assert ApiLimits().connections_max + ApiLimits().grpc_connections_max + 300 <= OPEN_FILES
 
 
-def test_unit_is_hardened_and_lets_the_server_read_the_id_of_the_boot() -> None:
+def test_unit_is_hardened_and_lets_the_server_read_the_boot_id() -> None:
     service = read_unit()["Service"]
     assert service["User"] != "root"
     assert service["CapabilityBoundingSet"] == ""
@@ -224,7 +224,7 @@ def test_backup_unit_backs_up_the_log_of_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_manifest_is_complete(name: str) -> None:
+def test_manifest_contains_all_resources(name: str) -> None:
     documents = {one["kind"]: one for one in MANIFESTS[name]}
     assert len(documents) == len(MANIFESTS[name])
     for document in documents.values():
@@ -260,7 +260,7 @@ def test_manifest_gives_the_server_settings_that_it_accepts(name: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_manifest_runs_the_server_without_rights(name: str) -> None:
+def test_manifest_runs_the_server_unprivileged(name: str) -> None:
     pod = pod_of({one["kind"]: one for one in MANIFESTS[name]})
     (container,) = pod["containers"]
     assert (pod["securityContext"]["runAsNonRoot"], pod["securityContext"]["runAsUser"]) == (True, int(USER))
@@ -279,6 +279,6 @@ def pod_of(documents: dict[str, Any]) -> dict[str, Any]:
     return pod
 
 
-def test_log_in_a_file_has_one_server() -> None:
+def test_log_in_a_file_is_served_by_one_server() -> None:
     (workload,) = [one for one in MANIFESTS["oncelog"] if one["kind"] == "StatefulSet"]
     assert workload["spec"]["replicas"] == 1

@@ -1,4 +1,4 @@
-"""The documentation matches the code: programs print the shown output, tables are complete, and links exist."""
+"""The documentation matches the code: programs print the shown output, tables are complete, and linked pages exist."""
 
 import inspect
 import json
@@ -36,11 +36,11 @@ def run(*command: str, given: str | None = None, cwd: Path = ROOT) -> str:
 
 
 @pytest.mark.parametrize("number", range(len(LIBRARY)))
-def test_programs_of_the_library_page_run(number: int, tmp_path: Path) -> None:
+def test_programs_on_the_library_page_run(number: int, tmp_path: Path) -> None:
     assert run(sys.executable, "-c", LIBRARY[number], cwd=tmp_path) == ""
 
 
-async def test_application_of_the_library_page_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_application_on_the_library_page_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
     exec(LIBRARY[-1], namespace)  # noqa: S102 - a page of this repository
@@ -154,7 +154,7 @@ def test_sizing_figures_match_the_results() -> None:
         (target,) = re.findall(r"\((?:\.\./)+(bench/results/\w+\.md)\)", source)
         figures = numbers(" ".join(cells))
         assert figures, what
-        # All numbers of a row must be in one line of the results, so that numbers from different lines do not match.
+        # All numbers of a row must be in one line of the results. Otherwise numbers from different lines could match.
         lines = (ROOT / target).read_text(encoding="utf-8").splitlines()
         if not any(line.startswith("|") and set(figures) <= set(numbers(line)) for line in lines):
             old.append((what.strip(), figures, target))
@@ -205,7 +205,7 @@ def test_decisions_are_numbered_without_gaps_and_listed() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_no_page_mentions_a_machine(page: Path) -> None:
+def test_no_page_mentions_a_local_machine(page: Path) -> None:
     assert not re.search(r"/(home|root|work|tmp)/", page.read_text(encoding="utf-8"))
 
 
@@ -224,7 +224,7 @@ def test_narrated_example_prints_all_outcomes() -> None:
         assert words in output
 
 
-def test_log_of_the_embedded_example_survives_its_worker(tmp_path: Path) -> None:
+def test_log_of_the_embedded_example_survives_the_end_of_its_worker(tmp_path: Path) -> None:
     output = run(sys.executable, str(ROOT / "examples/embedded.py"), cwd=tmp_path)
     assert "the file has 40 orders" in output
     assert "40 were known, 60 are new" in output

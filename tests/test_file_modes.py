@@ -73,7 +73,7 @@ async def test_file_mode_applies_to_the_log_and_its_write_ahead_log(tmp_path: Pa
     assert found == {"log.db": "0660", "log.db-wal": "0660", "log.db-shm": "0660"}
 
 
-def test_blocking_log_takes_a_file_mode(tmp_path: Path, umask: None) -> None:
+def test_blocking_log_accepts_a_file_mode(tmp_path: Path, umask: None) -> None:
     with oncelog.open_blocking(tmp_path / "log.db", file_mode=0o640):
         assert modes(tmp_path)["log.db-wal"] == "0640"
 
@@ -85,7 +85,7 @@ async def test_dangling_symlink_creates_its_target(tmp_path: Path, no_umask: Non
     assert modes(tmp_path)["real.db"] == "0600"
 
 
-async def test_log_removed_while_open_is_not_recreated_with_loose_modes(tmp_path: Path, no_umask: None) -> None:
+async def test_log_removed_while_open_is_not_recreated_with_loose_permissions(tmp_path: Path, no_umask: None) -> None:
     path = tmp_path / "log.db"
     async with oncelog.open(path) as log:
         for one in tmp_path.iterdir():
@@ -112,7 +112,7 @@ async def test_existing_log_keeps_its_mode_and_is_reported_once(
     assert line.endswith(f"chmod 600 {path}")
 
 
-async def test_shared_log_is_reported_only_for_more_than_its_file_mode(
+async def test_shared_log_is_reported_only_if_its_mode_exceeds_file_mode(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "log.db"
@@ -136,7 +136,7 @@ def test_file_mode_of_a_wrong_type_is_refused(mode: object) -> None:
         check_file_mode(mode)  # type: ignore[arg-type]
 
 
-def test_file_mode_as_text_is_octal() -> None:
+def test_file_mode_given_as_text_is_octal() -> None:
     assert [parse_file_mode(text) for text in ("0600", "640", "0o660")] == [0o600, 0o640, 0o660]
     for text in ("", "432", "rw-------", "-600", "0x180", "0600 ", "6" * 50, "٦٠٠"):
         with pytest.raises(SettingsError, match="file_mode must be"):
@@ -155,7 +155,7 @@ async def test_server_creates_its_log_with_the_configured_mode(tmp_path: Path, u
         assert modes(tmp_path)["log.db"] == modes(tmp_path)["log.db-wal"] == "0660"
 
 
-def test_backup_and_restored_log_do_not_inherit_loose_modes(tmp_path: Path, no_umask: None) -> None:
+def test_backup_and_restored_log_do_not_inherit_loose_permissions(tmp_path: Path, no_umask: None) -> None:
     log = tmp_path / "log.db"
     sample_log.make_log(log, rounds=2)
     log.chmod(0o666)
@@ -165,7 +165,7 @@ def test_backup_and_restored_log_do_not_inherit_loose_modes(tmp_path: Path, no_u
     assert modes(tmp_path) == {"log.db": "0666", "copy.db": "0600", "new.db": "0600"}
 
 
-def test_backup_and_restore_take_a_file_mode(tmp_path: Path, umask: None) -> None:
+def test_backup_and_restore_accept_a_file_mode(tmp_path: Path, umask: None) -> None:
     log, copy, new = (str(tmp_path / name) for name in ("log.db", "copy.db", "new.db"))
     sample_log.make_log(Path(log), rounds=2)
     assert RUNNER.invoke(COMMAND, ["backup", log, copy, "--file-mode", "0640"]).exit_code == 0
@@ -232,7 +232,7 @@ async def test_only_the_owner_can_access_the_log_of_the_idempotency_middleware(t
     await log.close()
 
 
-# --- the mechanism ----------------------------------------------------------------------------------------
+# --- creating files ---------------------------------------------------------------------------------------
 
 
 def test_no_other_module_creates_files() -> None:
@@ -257,7 +257,7 @@ def test_no_other_module_creates_files() -> None:
     }
 
 
-def test_one_of_many_threads_creates_a_file(tmp_path: Path, no_umask: None) -> None:
+def test_only_one_of_many_threads_creates_a_file(tmp_path: Path, no_umask: None) -> None:
     made: list[bool] = []
     threads = [threading.Thread(target=lambda: made.append(create_file(str(tmp_path / "a")))) for _ in range(8)]
     for one in threads:

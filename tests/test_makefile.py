@@ -25,7 +25,7 @@ chmod +x .venv/bin/*
 
 
 @contextmanager
-def making(directory: Path) -> Iterator[subprocess.Popen[str]]:
+def start_make(directory: Path) -> Iterator[subprocess.Popen[str]]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     command = ["make", "PYTHON=./python", ".venv/.dev"]
     with subprocess.Popen(  # noqa: S603
@@ -43,7 +43,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-def test_second_make_waits_for_the_first_and_installs_nothing_again(tmp_path: Path) -> None:
+def test_second_make_waits_for_the_first_and_does_not_install_again(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "requirements").mkdir()
     for name in ("requirements/runtime.txt", "requirements/dev.txt", "pyproject.toml"):
@@ -52,9 +52,9 @@ def test_second_make_waits_for_the_first_and_installs_nothing_again(tmp_path: Pa
     (tmp_path / "python").chmod(0o755)
     os.mkfifo(tmp_path / "barrier")
     with ExitStack() as stack:
-        first = stack.enter_context(making(tmp_path))
+        first = stack.enter_context(start_make(tmp_path))
         assert first_line(first) == "Installing Oncelog into .venv …\n"
-        second = stack.enter_context(making(tmp_path))
+        second = stack.enter_context(start_make(tmp_path))
         assert first_line(second) == "Waiting for another make that installs here …\n"
         (tmp_path / "barrier").write_text("go on")
         assert (first.wait(), second.wait()) == (0, 0)

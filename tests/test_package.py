@@ -33,12 +33,12 @@ def metadata(dist: Path) -> Message:
         return email.message_from_bytes(wheel.read(f"oncelog-{PROJECT['version']}.dist-info/METADATA"))
 
 
-def test_build_makes_only_the_files_of_a_release(dist: Path) -> None:
+def test_build_creates_only_the_files_of_a_release(dist: Path) -> None:
     name = f"oncelog-{PROJECT['version']}"
     assert sorted(file.name for file in dist.iterdir()) == [f"{name}-py3-none-any.whl", f"{name}.tar.gz"]
 
 
-def test_sdist_contains_what_a_build_needs(dist: Path) -> None:
+def test_sdist_contains_all_files_for_a_build(dist: Path) -> None:
     with tarfile.open(dist / f"oncelog-{PROJECT['version']}.tar.gz") as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     assert names >= {"pyproject.toml", "README.md", "LICENSE", "tools/sbom.py", "tools/package_metadata.py"}
@@ -63,14 +63,14 @@ def test_description_has_no_relative_links(metadata: Message) -> None:
     assert "the tutorial" in text
 
 
-def test_classifiers_list_every_python_from_the_oldest_supported_one(metadata: Message) -> None:
+def test_classifiers_list_every_python_version_since_the_oldest_supported_one(metadata: Message) -> None:
     classifiers = metadata.get_all("Classifier") or []
     minors = [one.rpartition("3.")[2] for one in classifiers if "Python :: 3." in one]
     assert minors == [str(minor) for minor in range(11, 11 + len(minors))]
     assert metadata["Requires-Python"] == ">=3.11"
 
 
-def test_links_point_into_the_repository_whose_address_the_build_gets() -> None:
+def test_links_point_to_the_repository_given_to_the_build() -> None:
     text = "[a](docs/a.md#part) [b](https://example.org) [c](#here)"
     assert make_description(text, None) == "a [b](https://example.org) [c](#here)"
     expected = f"[a]({ADDRESS}/blob/main/docs/a.md#part) [b](https://example.org) [c](#here)"
@@ -89,11 +89,11 @@ def test_address_of_the_repository_is_checked() -> None:
         read_project_url({"PROJECT_URL": "ftp://x"})
 
 
-def test_version_is_the_one_of_the_package() -> None:
+def test_distribution_version_equals_the_package_version() -> None:
     assert oncelog.__version__ == PROJECT["version"]
 
 
-def test_newest_section_of_the_changelog_is_this_version() -> None:
+def test_newest_section_of_the_changelog_is_for_this_version() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     sections = [line for line in changelog.splitlines() if line.startswith("## ")]
     assert sections[0] == "## [Unreleased]"

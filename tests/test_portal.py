@@ -1,4 +1,4 @@
-"""The portal: blocking calls into an event loop on a different thread, and what happens when either side stops."""
+"""The portal: blocking calls into an event loop on another thread, and the effect of stopping either side."""
 
 import asyncio
 import threading
@@ -44,7 +44,7 @@ class _Forever:
 
 
 class _InterruptedOnce(Future[Any]):
-    """Future whose wait is interrupted once, as if by Ctrl-C, after the call has begun."""
+    """A future whose wait is interrupted once, as if by Ctrl-C, after the call has begun."""
 
     when: ClassVar[list[threading.Event]] = []
 
@@ -58,9 +58,10 @@ class _InterruptedOnce(Future[Any]):
 
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[threading.Event]:
-    """Events that interrupt waits. The next wait is interrupted as soon as the event appended to the list is set.
+    """Events that interrupt waits. The next wait is interrupted when the event that was appended to the list is set.
 
-    Signals are unsuitable, because a signal just before a thread begins to wait is handled only after the wait.
+    Signals are unsuitable, because a signal that arrives just before a thread begins to wait is handled only after the
+    wait.
     """
     monkeypatch.setattr("oncelog.portal.Future", _InterruptedOnce)
     monkeypatch.setattr(_InterruptedOnce, "when", [])
@@ -272,7 +273,7 @@ def test_iteration_after_close_raises_runtime_error() -> None:
     iterator = portal.iterate(numbers.stream(3, is_endless=False))
     assert next(iterator) == 1
     portal.close()
-    assert numbers.is_closed  # closed by the loop when it stops
+    assert numbers.is_closed  # The loop closes the iterator when it stops.
     with pytest.raises(RuntimeError, match="closed"):
         next(iterator)
 
@@ -301,11 +302,11 @@ def test_error_of_a_closed_portal_is_configurable() -> None:
 def test_call_from_the_thread_of_the_loop_is_refused() -> None:
     portal = Portal()
 
-    async def calls_back() -> None:
+    async def call_back() -> None:
         portal.call(_double, 1)
 
     try:
         with pytest.raises(RuntimeError, match="would deadlock"):
-            portal.call(calls_back)
+            portal.call(call_back)
     finally:
         portal.close()

@@ -1,4 +1,4 @@
-"""The phrase list matches prose but not code."""
+"""The phrase list finds phrases in prose but not in code."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tools import prose
         ("page.sql", "-- the rows of those who left\nSELECT nobody;\n", 1),
     ],
 )
-def test_phrases_are_found_in_prose_only(
+def test_phrases_are_found_only_in_prose(
     name: str, text: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / name).write_text(text)

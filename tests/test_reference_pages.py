@@ -16,7 +16,7 @@ EXAMPLES = {
     page.stem: found[1]
     for page in sorted([*REFERENCE.glob("*.md"), *GUIDES.glob("*.md")])
     if (found := re.search(r"^## Try it\n(.*?)(?=^## )", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
-    and "make cluster" not in found[1]  # tests/testing covers the cluster
+    and "make cluster" not in found[1]  # tests/testing covers the cluster.
 }
 PROGRAMS = {
     page.stem: programs

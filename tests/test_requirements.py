@@ -1,4 +1,4 @@
-"""The pip in a new environment can install every pinned file in requirements/ with hashes."""
+"""The pip of a new environment can install every pinned file in requirements/ with hashes."""
 
 import subprocess
 import venv
@@ -9,12 +9,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "requirements").glob("*.txt"))
 SUBSETS = {"image"}
-"""Files whose pins are all in runtime.txt, with the same hashes (tests/test_deployment.py)."""
+"""Files whose pins are all in runtime.txt with the same hashes (checked by tests/test_deployment.py)."""
 
 
 @pytest.fixture(scope="session")
 def new_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment as `make` creates it, with the pip that Python ships, which may be years old."""
+    """An environment as `make` creates it, with the pip that comes with Python, which may be years old."""
     directory = tmp_path_factory.mktemp("environment")
     venv.create(directory, with_pip=True)
     return directory

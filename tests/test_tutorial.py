@@ -34,7 +34,7 @@ def test_tutorial_works_as_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", CONCEPTS, ids=lambda page: page.stem)
-def test_programs_of_the_concepts_run(page: Path, tmp_path: Path) -> None:
+def test_programs_on_the_concept_pages_run(page: Path, tmp_path: Path) -> None:
     for program in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)  # noqa: S603
 

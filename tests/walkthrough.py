@@ -27,7 +27,7 @@ _PORT: Final = "7171"
 
 
 class Walkthrough:
-    """A directory in which the tests follow pages, one after another."""
+    """A directory in which the commands of pages run, one page after another."""
 
     def __init__(self, directory: Path, port: int) -> None:
         self.directory = directory
@@ -62,7 +62,7 @@ class Walkthrough:
             assert self.outputs[-1] == text, f"the page shows:\n{text}\nthe command printed:\n{self.outputs[-1]}"
 
     def _run(self, commands: str) -> str:
-        # These commands use the default port unless the page specifies a server.
+        # Use the default port for these commands, unless the page specifies a server.
         commands = re.sub(r"\boncelog (tail|submit|load)\b", rf"\g<0> --url http://127.0.0.1:{self._port}", commands)
         done = subprocess.run(  # noqa: S603
             ["/bin/bash", "-e", "-c", commands],

@@ -65,7 +65,7 @@ def read_database(directory: Path, names: set[str]) -> dict[str, list[Advisory]]
 
 
 def read_advisory(document: dict[str, Any], name: str) -> Advisory | None:
-    """Return the fields of an OSV document that the check needs, or None if the advisory was withdrawn."""
+    """Return the fields of an OSV document that the check uses, or None if the advisory was withdrawn."""
     if document.get("withdrawn"):
         return None
     ranges: list[dict[str, str]] = []

@@ -1,6 +1,7 @@
 """Check that every package of Oncelog has an exhaustive import contract, so that every module belongs to one.
 
-import-linter fails when a contract does not list a module of its package. It cannot see a package without a contract.
+import-linter fails if a contract does not list a module of its package. It does not detect a package without a
+contract.
 """
 
 import sys

@@ -124,7 +124,7 @@ class Comparison:
             self.text.apply(before, keep_loggers=keep) for keep in (True, False)
         }:
             return True
-        words = [_words(before), _words(after)]  # a string may be an annotation or a parameter list
+        words = [_words(before), _words(after)]  # A string may be an annotation or a parameter list.
         return len(words[0]) == len(words[1]) and all(
             one == other or (one, other) in self.pairs for one, other in zip(*words, strict=True)
         )

@@ -1,7 +1,7 @@
 """Make the package's description and links.
 
-The package index shows README.md outside the repository, where relative links lead nowhere. The repository does not
-know the address at which it is published, so the address is a variable of the build:
+The package index shows README.md outside the repository, where relative links do not work. The repository does not know
+the address at which it is published, so the address is a variable of the build:
 
     PROJECT_URL=https://… make dist
 

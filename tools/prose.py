@@ -1,8 +1,8 @@
 """List sentences that read like a translation: `python -m tools.prose` (`make prose`).
 
-CONTRIBUTING.md explains why. A hit is a place to look, not a verdict. `--check` compares the number of hits per 1,000
-lines of prose with `tools/prose_limits.json`, and `--lower` records the current numbers. Prose is Markdown outside of
-code and, in code, comments and strings of three words or more.
+CONTRIBUTING.md explains why. A hit is a candidate for review, not necessarily an error. `--check` compares the number
+of hits per 1,000 lines of prose with `tools/prose_limits.json`, and `--lower` records the current numbers. Prose is
+Markdown outside of code and, in code, comments and strings of three words or more.
 """
 
 import argparse
@@ -105,11 +105,11 @@ def find_phrases(paths: list[Path]) -> tuple[list[str], int]:
 
 
 def main() -> int:
-    """Print the hits, or check how many there are."""
+    """Print the hits, or check their number."""
     parser = argparse.ArgumentParser(description="List sentences that read like a translation.")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--check", action="store_true", help="fail if there are more hits than recorded")
-    action.add_argument("--lower", action="store_true", help="record the present numbers if they are lower")
+    action.add_argument("--lower", action="store_true", help="record the current numbers if they are lower")
     options = parser.parse_args()
     limits = json.loads(LIMITS.read_text(encoding="utf-8"))
     status = 0

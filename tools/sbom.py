@@ -101,6 +101,6 @@ class SbomHook(BuildHookInterface):  # type: ignore[type-arg]
         build_data["sbom_files"].append(str(file))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove the file beside the wheel, so that the directory contains only what a release uploads."""
+        """Remove the file next to the wheel, so that the directory contains only files that a release uploads."""
         del version, build_data, artifact_path
         (Path(self.directory) / FILE_NAME).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The benchmarks run and their contenders do the same work. Only `make bench` measures time."""
+"""The benchmarks run, and their contenders do the same work. Only `make bench` measures time."""
 
 import asyncio
 import gc
@@ -17,7 +17,7 @@ import uvloop
 from bench import growth, server, ws_idle
 from bench.__main__ import ALONE, BENCHMARKS, Measured, main
 from bench.bare import BareFile, batches_of
-from bench.disk import directory, file_system, place_for_files
+from bench.disk import directory, file_system, find_directory_for_files
 from bench.measure import QUICK, Effort, Measurement, Result, measure
 from bench.report import plain, report_of
 from bench.server_report import Figures
@@ -52,7 +52,7 @@ def test_disagreeing_contenders_are_not_timed() -> None:
     assert str(caught.value) == "sum: ours and peer do not agree"
 
 
-def test_best_times_and_median_of_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_has_best_times_and_the_median_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def ours() -> None: ...
     def baseline() -> None: ...
 
@@ -208,7 +208,7 @@ OPENING = growth.Opening(opened_s=1, committed_s=2, replayed_s=3)
         (replace(SPEED, p99_ms=41), SPEED, ["met", "met", "NOT MET", "NOT MET"], False),
         # A slower machine slows down both the log and the bare file.
         (growth.Speed(10_000, 20, 80), growth.Speed(10_000, 20, 60), ["met", "NOT MET", "met", "NOT MET"], True),
-        # The bare file became faster, but the log did not.
+        # The bare file has become faster, but the log has not.
         (SPEED, growth.Speed(40_000, 5, 5), ["NOT MET", "met", "NOT MET", "met"], False),
     ],
 )
@@ -237,7 +237,7 @@ def test_missed_time_or_memory_is_shown_without_failing_growth() -> None:
 
 
 def test_server_measurements_without_peers_run() -> None:
-    """The measurements check their answers themselves."""
+    """The measurements verify the answers that they receive."""
     figures = Figures()
     sizes = replace(server.QUICK_SIZES, slice_s=0.15, idle=20, subscribers=25, stored=2000)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -269,13 +269,13 @@ def test_gateways_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_single_events_measurement_runs() -> None:
-    async def half_load() -> tuple[Slice, Slice]:
+    async def run_half_load() -> tuple[Slice, Slice]:
         with directory() as place:
             async with server._ours(place, connections=2, in_flight=3) as ours:
                 return await ours.half_load(0.2)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        full, half = runner.run(half_load())
+        full, half = runner.run(run_half_load())
     assert full.events == len(full.waited) >= 6
     assert half.events == len(half.waited) == max(1, round(full.per_s / 2 * 0.2))
 
@@ -339,15 +339,15 @@ def _rows(path: Path, query: str) -> list[tuple[object, ...]]:
 def test_files_are_created_on_disk_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     with directory() as place:
         (place / "a.db").touch()
-        assert place.parent == place_for_files()
+        assert place.parent == find_directory_for_files()
     assert not place.exists()
     monkeypatch.setattr("bench.disk.tempfile.gettempdir", lambda: "/memory")
     monkeypatch.setattr("bench.disk.file_system", lambda path: "ext4" if path == Path.cwd() else "tmpfs")
-    assert place_for_files() == Path.cwd()
+    assert find_directory_for_files() == Path.cwd()
     monkeypatch.setattr("bench.disk.file_system", lambda _: "tmpfs")
-    assert place_for_files() == Path("/memory")  # the page reports the fallback
+    assert find_directory_for_files() == Path("/memory")  # The page reports the fallback.
 
 
-def test_file_system_of_a_path() -> None:
+def test_type_of_the_file_system_is_found_for_a_path() -> None:
     assert file_system(Path("/proc/self")) == "proc"
     assert file_system(Path("/nowhere/at/all")) == file_system(Path("/"))

@@ -8,7 +8,7 @@ import pytest
 
 from bench.__main__ import main
 from bench.chat import EVENTS_API, ONE, UNFOLLOWED, Figures, Sizes, report_of
-from bench.chat_load import CONTENTS, Followed, Pairs, Sends, SequenceCheck, sending
+from bench.chat_load import CONTENTS, FollowedChats, Pairs, Sends, SequenceCheck, frame_to_send
 from bench.server_report import Series
 from bench.wire import Slice
 from bench.ws_load import Connection
@@ -25,10 +25,10 @@ def test_chat_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "MET" not in shown
 
 
-def test_messages_are_plain_and_of_the_size_of_events() -> None:
+def test_messages_have_no_escapes_and_the_size_of_events() -> None:
     for content in CONTENTS:
         assert 280 <= len(encode_message(content, "text/plain")) <= 320
-    frame = sending("0b3f6a4e-2f0c-4d7b-9a51-6f5d0c1e2a3b", "hot", CONTENTS[0])[8:]
+    frame = frame_to_send("0b3f6a4e-2f0c-4d7b-9a51-6f5d0c1e2a3b", "hot", CONTENTS[0])[8:]
     found = ChatMessages(ApiLimits()).decode_fast(frame)
     assert isinstance(found, Send)
     assert found.chat_id == "hot"
@@ -72,7 +72,7 @@ async def test_wrong_answer_is_refused(connections: list[Connection]) -> None:
             sends.answer(0, wrong)
 
 
-async def test_message_counts_as_delivered_when_the_other_member_has_it(connections: list[Connection]) -> None:
+async def test_message_counts_as_delivered_when_the_other_member_has_received_it(connections: list[Connection]) -> None:
     pairs = Pairs(connections, ["a"])
     assert pairs.answer(0, ack(1)) is None
     assert pairs.answer(1, broadcast(1)) == "m1"
@@ -93,7 +93,7 @@ async def test_message_counts_as_delivered_when_the_other_member_has_it(connecti
 async def test_followers_must_receive_all_messages_of_other_members_in_order(
     connections: list[Connection], seen: list[int], complaint: str | None
 ) -> None:
-    followed = Followed(connections, [["a"], ["a"]])
+    followed = FollowedChats(connections, [["a"], ["a"]])
     for number, sequence in ((1, 1), (0, 2), (1, 3)):
         followed.answer(number, ack(sequence))
         followed.waited.append(0.001)
@@ -109,12 +109,12 @@ async def test_followers_must_receive_all_messages_of_other_members_in_order(
 
 
 async def test_only_members_follow_a_chat(connections: list[Connection]) -> None:
-    followed = Followed(connections, [["a", "b"], ["a"]])
+    followed = FollowedChats(connections, [["a", "b"], ["a"]])
     for number, one in ((0, ack(1)), (1, ack(2)), (0, ack(1, chat_id="b"))):
         followed.answer(number, one)
     followed.answer(0, broadcast(2))
     followed.answer(1, broadcast(1))
-    await followed.rest()  # chat b has one member, so nobody else gets its message
+    await followed.rest()  # Chat b has one member, so no other client gets its message.
     assert followed.deliveries == 2
 
 
@@ -148,7 +148,7 @@ def results_of(figures: Figures) -> dict[str, tuple[str, str]]:
     return {name: (value, result) for name, value, _, result in findings.rows}
 
 
-def test_report_of_the_chat_benchmark() -> None:
+def test_report_of_the_chat_benchmark_lists_figures_and_targets() -> None:
     report = report_of(seen(), Sizes(), judged=True)
     assert report.is_met
     assert "{" not in report.how_to_read

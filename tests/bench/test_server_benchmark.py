@@ -27,7 +27,7 @@ LENGTHS = (0, 1, 125, 126, 127, 300, 65_535, 65_536, 70_000)
 
 
 def served_frame(payload: bytes, opcode: int = TEXT) -> bytes:
-    """Return an unmasked frame, as servers send it."""
+    """Return an unmasked frame, in the form in which servers send it."""
     length = len(payload)
     if length < 126:
         return bytes((opcode, length)) + payload
@@ -36,7 +36,7 @@ def served_frame(payload: bytes, opcode: int = TEXT) -> bytes:
     return bytes((opcode, 127)) + length.to_bytes(8, "big") + payload
 
 
-def pieces(data: bytes, chance: random.Random) -> Iterator[bytes]:
+def split_randomly(data: bytes, chance: random.Random) -> Iterator[bytes]:
     """Split data into random chunks of one, a few or many bytes."""
     at = 0
     while at < len(data):
@@ -45,7 +45,7 @@ def pieces(data: bytes, chance: random.Random) -> Iterator[bytes]:
         at += size
 
 
-class Written(asyncio.Transport):
+class RecordingTransport(asyncio.Transport):
     """Transport that records written bytes."""
 
     def __init__(self) -> None:
@@ -56,9 +56,9 @@ class Written(asyncio.Transport):
         self.sent.append(bytes(data))
 
 
-def opened() -> tuple[Connection, Written, list[bytes], list[str]]:
+def open_connection() -> tuple[Connection, RecordingTransport, list[bytes], list[str]]:
     """Return an open connection, its transport, the received texts, and the errors that closed it."""
-    connection, transport = Connection(b"request"), Written()
+    connection, transport = Connection(b"request"), RecordingTransport()
     texts: list[bytes] = []
     lost: list[str] = []
     connection.connection_made(transport)
@@ -69,15 +69,15 @@ def opened() -> tuple[Connection, Written, list[bytes], list[str]]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_connection_delivers_every_text_in_any_chunks(seed: int) -> None:
+def test_connection_delivers_every_text_regardless_of_chunks(seed: int) -> None:
     say(f"seed {seed}")
     chance = random.Random(seed)
     sent = [chance.randbytes(chance.choice(LENGTHS)) for _ in range(40)]
-    connection, transport, texts, lost = opened()
+    connection, transport, texts, lost = open_connection()
     data = b""
     for number, payload in enumerate(sent):
         data += served_frame(payload) + (served_frame(b"%d" % number, PING) if number % 10 == 0 else b"")
-    for piece in pieces(data, chance):
+    for piece in split_randomly(data, chance):
         connection.data_received(piece)
     assert texts == sent
     assert transport.sent == [frame(b"%d" % number, PONG) for number in range(0, 40, 10)]
@@ -85,7 +85,7 @@ def test_connection_delivers_every_text_in_any_chunks(seed: int) -> None:
 
 
 async def test_connection_reads_frames_after_the_handshake_and_reports_its_end() -> None:
-    connection, transport, texts = Connection(b"request"), Written(), list[bytes]()
+    connection, transport, texts = Connection(b"request"), RecordingTransport(), list[bytes]()
     connection.connection_made(transport)
     opening = asyncio.ensure_future(connection.opened())
     await asyncio.sleep(0)
@@ -103,14 +103,14 @@ async def test_connection_reads_frames_after_the_handshake_and_reports_its_end()
     refused.data_received(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
     with pytest.raises(ConnectionError, match="refused the WebSocket"):
         await opening
-    connection, _, texts, lost = opened()
+    connection, _, texts, lost = open_connection()
     connection.data_received(served_frame(b"text") + served_frame(b"\x03\xe9", 0x88))
     assert texts == [b"text"]
     assert lost == ["frame 0x88 from the server: b'\\x03\\xe9'"]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_subscriber_counts_every_text_in_any_chunks(seed: int) -> None:
+def test_subscriber_counts_every_text_regardless_of_chunks(seed: int) -> None:
     say(f"seed {seed}")
     chance = random.Random(seed)
     sent = [chance.randbytes(chance.choice([length for length in LENGTHS if length])) for _ in range(40)]
@@ -121,7 +121,7 @@ def test_subscriber_counts_every_text_in_any_chunks(seed: int) -> None:
         keeping = Subscriber(ours, keeps=True)
         counted, arrived = 0, 0
         ends = [len(b"".join(map(served_frame, sent[:number]))) for number in range(1, len(sent) + 1)]
-        for piece in pieces(data, chance):
+        for piece in split_randomly(data, chance):
             theirs.sendall(piece)
             counted += keeping.receive(buffer, memoryview(buffer))
             arrived += len(piece)
@@ -223,7 +223,7 @@ def results_of(figures: Figures) -> dict[str, tuple[str, str]]:
     return {name: (value, result) for name, value, _, result in findings.rows}
 
 
-def test_report_of_the_server_benchmark() -> None:
+def test_report_of_the_server_benchmark_lists_figures_and_targets() -> None:
     report = server_report.report_of(seen(), judged=True)
     assert report.is_met
     single, ways, crowd, batches, broadcasts, catching_up, _ = report.tables

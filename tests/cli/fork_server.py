@@ -1,7 +1,7 @@
 """Process from which the tests fork `oncelog` commands, so that each command starts without importing the package.
 
-Importing `oncelog` takes longer than most commands run. This process imports it once, and then forks a child for each
-request of `cli.processes`. The child is otherwise a separate process, with its own process id, standard streams,
+Importing `oncelog` takes longer than most commands. This process imports it once, and then forks a child for each
+request of `cli.processes`. Apart from that, the child is a separate process, with its own process id, standard streams,
 environment, signals and exit status.
 """
 
@@ -22,7 +22,7 @@ from typer.main import get_command
 
 PRELOADED = (
     *("oncelog.cli", "oncelog.server.app", "oncelog.storage.postgres", "aiohttp", "uvloop"),
-    # Typer and other packages import these at first use, which would be once per command.
+    # Typer and other packages import these at first use. Otherwise, every command would import them.
     *("typer._adapters", "typer.rich_utils", "rich.markdown", "rich.traceback", "encodings.ascii", "encodings.idna"),
 )
 REQUEST_BYTES_MAX = 1024 * 1024
@@ -45,7 +45,7 @@ def build_parser() -> None:
 
 def serve_requests(requests: socket.socket) -> dict[str, Any] | None:
     """Fork a child for each request. Return the request in a child, and None in the parent after the last request."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap monitors automatically
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Reap monitors automatically.
     while True:
         data, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, 4)
         if not data:
@@ -128,7 +128,7 @@ def run_program(program: str) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the test process stops this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # On Ctrl-C, the test process stops this process.
     for name in PRELOADED:
         import_module(name)
     shorten_pauses()

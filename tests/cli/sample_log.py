@@ -33,7 +33,7 @@ SEAL_KEYS = 8
 
 
 class SetClock:
-    """Clock that shows the time it was set to. Wall clock and elapsed time move together."""
+    """A clock that a test sets. Wall clock and elapsed time advance together."""
 
     def __init__(self, now_ms: int = START_MS) -> None:
         self.now_ms = now_ms

@@ -35,13 +35,13 @@ from oncelog.cli import main, remote
 remote.PAUSE_LIMITS = replace(remote.PAUSE_LIMITS, pause_ms_min=3_600_000, pause_ms_max=3_600_000)
 main()
 """
-"""The pause before the second attempt is longer than the deadline, so that a command gives up immediately."""
+"""The pause before the second attempt is longer than the deadline, so the command gives up immediately."""
 
 
 def oncelog(
     *arguments: str, given: str | None = None, program: str = MAIN, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command with `given` on standard input, and wait for its exit. For `program` see `Command`."""
+    """Run a command with `given` as standard input, and wait for its exit. For `program` see `Command`."""
     stdin = None if given is None else subprocess.PIPE
     with Command(*arguments, program=program, environment={**ENVIRONMENT, **environment}, stdin=stdin) as process:
         try:
@@ -54,7 +54,7 @@ def oncelog(
 
 @contextmanager
 def start_command(*arguments: str, program: str = MAIN) -> Iterator[Command]:
-    """Start a command, and kill it when the block ends if it is still running. For `program` see `Command`."""
+    """Start a command. If it is still running at the end of the block, kill it. For `program` see `Command`."""
     process = Command(*arguments, program=program)
     try:
         yield process
@@ -73,8 +73,8 @@ def wait_for_exit(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
 def reserve_port() -> Iterator[int]:
     """Reserve a port on 127.0.0.1 for servers that the test starts one after another.
 
-    The socket is bound but does not listen, so connections are refused while no server runs and no other process can
-    take the port.
+    The socket is bound but does not listen. Connections are therefore refused while no server runs, and no other
+    process can take the port.
     """
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -180,7 +180,7 @@ class RandomHistory:
 
 
 async def compact(writer: Writer, gateway: str, upto: int, *, has_folds: bool = True) -> int:
-    """Erase the deltas up to a sequence and drop their tombstones. Return how many tombstones were dropped."""
+    """Erase the deltas up to a sequence and drop their tombstones. Return the number of dropped tombstones."""
     page = await writer.store.read(Query(stream=gateway, upto=upto, limit=500))
     full = [record for record in page.records if not record.erased]
     if full and has_folds:

@@ -78,7 +78,7 @@ def test_backup_is_one_file_with_all_records_and_the_epoch(log: Path, tmp_path: 
     assert found == verify(log)
     assert done.stdout.startswith(f"{found.records} records, {copy.stat().st_size} bytes in ")
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
-    assert copy.read_bytes()[18:20] == b"\x02\x02"  # write-ahead logging when next opened
+    assert copy.read_bytes()[18:20] == b"\x02\x02"  # the file uses write-ahead logging when it is opened
     sample_log.append(copy, sample_log.full_event(5000, ["orders"]))
     assert verify(copy).records == found.records + 1
 
@@ -223,7 +223,7 @@ def kill_during(command: str, log: Path, target: Path) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
-def unfinished_copies(directory: Path) -> set[str]:
+def list_unfinished_copies(directory: Path) -> set[str]:
     return {name for name in names(directory) if name.endswith(".unfinished")}
 
 
@@ -232,14 +232,14 @@ def test_next_copy_removes_the_files_of_a_killed_one(log: Path, tmp_path: Path, 
     target, other = tmp_path / "copy.db", tmp_path / "other.db"
     kill_during(command, log, target)
     kill_during(command, log, other)
-    of_other, of_target = sorted(unfinished_copies(tmp_path), reverse=True)
+    of_other, of_target = sorted(list_unfinished_copies(tmp_path), reverse=True)
     assert of_other.startswith(".other.db.")
     assert of_target.startswith(".copy.db.")
     shutil.copytree(tmp_path / of_target, tmp_path / ".copy.db.01234567.unfinished")
     done = RUNNER.invoke(COMMAND, [command, str(log), str(target)])
     assert done.exit_code == 0, done.stderr
     verify(target)
-    assert unfinished_copies(tmp_path) == {of_other}  # belongs to a different target
+    assert list_unfinished_copies(tmp_path) == {of_other}  # belongs to a different target
 
 
 def test_running_copy_is_not_removed_as_abandoned(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,12 +247,12 @@ def test_running_copy_is_not_removed_as_abandoned(log: Path, tmp_path: Path, mon
     copy = tmp_path / "copy.db"
     created: list[backups.BackupResult] = []
 
-    def make_another(_: StepProgress) -> None:
+    def make_another_backup(_: StepProgress) -> None:
         if not created:
             created.append(backup(str(log), str(copy), ignore_progress))
             verify(copy)
 
-    assert backup(str(log), str(copy), make_another, force=True) == created[0]
+    assert backup(str(log), str(copy), make_another_backup, force=True) == created[0]
     verify(copy)
     assert names(tmp_path) == {"log.db", "copy.db"}
 
@@ -313,7 +313,7 @@ def test_copy_without_directory_locks_succeeds_and_removes_nothing(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill_during("backup", log, tmp_path / "copy.db")
-    before = unfinished_copies(tmp_path)
+    before = list_unfinished_copies(tmp_path)
     assert len(before) == 1
 
     def flock(_descriptor: int, _operation: int) -> None:
@@ -322,7 +322,7 @@ def test_copy_without_directory_locks_succeeds_and_removes_nothing(
     monkeypatch.setattr(fcntl, "flock", flock)
     backup(str(log), str(tmp_path / "copy.db"), ignore_progress)
     verify(tmp_path / "copy.db")
-    assert unfinished_copies(tmp_path) == before
+    assert list_unfinished_copies(tmp_path) == before
 
 
 def test_backup_is_synced_to_disk_before_it_is_renamed(

@@ -103,7 +103,7 @@ def test_clock_behind_the_log_is_reported(log: Path) -> None:
     assert "behind the log" in output
 
 
-def test_clock_after_a_reboot_and_without_commits(log: Path) -> None:
+def test_reboot_and_missing_commits_are_reported_without_an_error(log: Path) -> None:
     clock = SystemClock()
     set_mark(log, "another", 5, clock.wall_ms() - 60 * MINUTE_MS)
     assert "has been restarted since" in run(str(log))[1]
@@ -153,7 +153,7 @@ def test_clock_jump_is_not_visible_on_a_machine_without_a_server(database: str) 
     assert "no jump was found, but no process on this machine has recorded the time" in output
 
 
-def test_database_clock_behind_the_log_and_without_commits(database: str) -> None:
+def test_database_clock_behind_the_log_and_missing_commits_are_reported(database: str) -> None:
     sample_log.make_log(database, rounds=0)
     assert "the database's clock is " in run(database)[1]
     assert "behind the log" in run(database)[1]

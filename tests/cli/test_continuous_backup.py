@@ -27,7 +27,7 @@ from s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, s3_server
 
 
 def write(log: str | Path, first: int, count: int) -> int:
-    """Commit events and return the time of the newest one. No later commit has this time."""
+    """Commit events and return the time of the newest one. Later commits have later times."""
     with oncelog.open_blocking(log) as opened:
         submit(opened, first, count)
     newest_ms = replication.read_state(str(log)).newest_ms
@@ -56,11 +56,11 @@ def records_of(log: Path) -> list[tuple[Any, ...]]:
         return connection.execute(query).fetchall()
 
 
-def to_time(time_ms: int) -> str:
+def format_time(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def find_above(said: str) -> int:
+def parse_floor(said: str) -> int:
     (number,) = re.findall(r"numbers continue above (\d+)", said)
     return int(number)
 
@@ -86,7 +86,7 @@ class Backup(Command):
         self.said.append(line)
 
     def interrupt(self) -> tuple[int, str]:
-        """Interrupt the command and wait. Returns the exit status and everything it printed."""
+        """Interrupt the command and wait for its end. Return the exit status and everything that it has printed."""
         self.send_signal(signal.SIGTERM)
         said, errors = self.communicate(timeout=WAIT_S)
         return self.returncode, "".join(self.said) + said + errors
@@ -129,14 +129,14 @@ def test_continuous_backup_to_s3_restores_to_a_time(log: Path, tmp_path: Path) -
         restored, earlier = tmp_path / "restored.db", tmp_path / "earlier.db"
         run_successfully("restore", url, restored, "--endpoint", server.endpoint, env=env)
         done = run_successfully(
-            "restore", url, earlier, "--endpoint", server.endpoint, "--at", to_time(before_ms), env=env
+            "restore", url, earlier, "--endpoint", server.endpoint, "--at", format_time(before_ms), env=env
         )
         refused = run("backup", "--check", *options, env={**env, "AWS_SECRET_ACCESS_KEY": f"{SECRET_KEY}-2"})
         no_bucket = run("backup", log, "s3://elsewhere/logs", "--endpoint", server.endpoint, env=env)
         empty = run("restore", f"s3://{BUCKET}/none", tmp_path / "none.db", "--endpoint", server.endpoint, env=env)
     assert records_of(restored) == records_of(log)
     assert records_of(earlier) == records_of(log)[:10]
-    assert find_above(done) > 35 + LEAP_MIN
+    assert parse_floor(done) > 35 + LEAP_MIN
     run_successfully("verify", earlier)
     assert (refused.exit_code, no_bucket.exit_code, empty.exit_code) == (2, 2, 2)
     assert "Check AWS_SECRET_ACCESS_KEY" in refused.stderr
@@ -157,10 +157,10 @@ def test_restore_to_a_time_leaps_over_numbers_of_later_restores(log: Path, targe
     run_successfully("epoch", log, "--renew", "--above", 2**40)
     write(log, 5, 5)
     run_successfully("backup", log, target, "--once")
-    said = run_successfully("restore", target, tmp_path / "restored.db", "--at", to_time(before_ms))
-    assert find_above(said) > 2**40 + LEAP_MIN
+    said = run_successfully("restore", target, tmp_path / "restored.db", "--at", format_time(before_ms))
+    assert parse_floor(said) > 2**40 + LEAP_MIN
     assert records_of(tmp_path / "restored.db") == records_of(log)[:5]
-    refused = run("restore", target, tmp_path / "other.db", "--at", to_time(before_ms), "--above", 2**39)
+    refused = run("restore", target, tmp_path / "other.db", "--at", format_time(before_ms), "--above", 2**39)
     assert refused.exit_code == 2
     assert "above must be at least" in refused.stderr
     too_old = run("restore", target, tmp_path / "other.db", "--at", "2020-01-01T00:00")
@@ -182,7 +182,7 @@ def test_restored_log_continues_its_backup(log: Path, target: str, tmp_path: Pat
 
 
 def test_commits_between_two_backups_are_not_lost(log: Path, target: str, tmp_path: Path) -> None:
-    """Litestream alone would lose them: the write-ahead log has been restarted and is shorter than before."""
+    """Litestream alone would lose them, because the write-ahead log was restarted and is now shorter than before."""
     with oncelog.open_blocking(log) as opened, closing(sqlite3.connect(log, isolation_level=None)) as connection:
         submit(opened, 0, 100)
         run_successfully("backup", log, target, "--once")
@@ -344,7 +344,7 @@ def test_reader_that_blocks_the_start_is_reported(log: Path, target: str, monkey
         ("restore file://missing {log}", "exists. Choose another name"),
     ],
 )
-def test_mistake_is_explained(
+def test_invalid_command_is_explained(
     arguments: str, expected: str, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -377,7 +377,7 @@ def test_old_litestream_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         program._check_version(str(old))
 
 
-def test_environment_of_litestream_has_no_other_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_of_litestream_contains_only_our_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITESTREAM_CONFIG", "/elsewhere.yml")
     monkeypatch.setenv("AWS_CA_BUNDLE", "/etc/ca.pem")
     environment = program.build_environment()
@@ -389,7 +389,7 @@ def test_environment_of_litestream_has_no_other_configuration(monkeypatch: pytes
 # --- check
 
 
-def test_check_of_a_backup_file(log: Path, tmp_path: Path) -> None:
+def test_check_accepts_a_valid_and_refuses_an_old_or_damaged_backup_file(log: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     write(log, 0, 5)
     run_successfully("backup", log, copy)
@@ -407,7 +407,7 @@ def test_check_of_a_backup_file(log: Path, tmp_path: Path) -> None:
     assert "is not a valid backup" in damaged.stderr
 
 
-def test_check_of_an_empty_log(log: Path, tmp_path: Path) -> None:
+def test_check_accepts_a_backup_of_an_empty_log(log: Path, tmp_path: Path) -> None:
     with oncelog.open_blocking(log):
         pass
     run_successfully("backup", log, tmp_path / "copy.db")
@@ -419,7 +419,7 @@ def test_check_of_an_empty_log(log: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 64])
 @pytest.mark.parametrize("guess_ms", [-1, 10, 300, 10_000])
-def test_search_finds_the_last_early_point(count: int, guess_ms: int) -> None:
+def test_search_finds_the_last_point_that_is_early_enough(count: int, guess_ms: int) -> None:
     points = [RestorePoint(number, 10 * number, 0) for number in range(count)]
     for last in range(-1, count):
         probes: list[int] = []

@@ -183,20 +183,20 @@ def test_interrupt_during_a_query_exits_with_130(database: str) -> None:
 def test_missing_driver_is_reported_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
-    def without_asyncpg(name: str, *arguments: Any, **named: Any) -> Any:
+    def fail_import(name: str, *arguments: Any, **named: Any) -> Any:
         if name == "asyncpg":
             raise ModuleNotFoundError("No module named 'asyncpg'", name="asyncpg")
         return real(name, *arguments, **named)
 
     for name in [one for one in sys.modules if one.startswith("oncelog.storage.") and "postgres" in one]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(builtins, "__import__", without_asyncpg)
+    monkeypatch.setattr(builtins, "__import__", fail_import)
     importlib.invalidate_caches()
     expect_refusal("postgresql://ann:secret@127.0.0.1/orders", "pip install 'oncelog[postgres]'")
 
 
 @pytest.mark.parametrize("address", ["postgresql://ann:secret@host/orders", "postgresql://ann:se[secret@host/orders"])
-def test_backup_and_restore_of_a_database_name_the_tools_of_postgresql(address: str, tmp_path: Path) -> None:
+def test_backup_and_restore_of_a_database_refer_to_the_postgresql_tools(address: str, tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     for command in (["backup", address, str(path)], ["restore", str(path), address], ["restore", address, str(path)]):
         done = RUNNER.invoke(COMMAND, command)

@@ -1,4 +1,4 @@
-"""A server collects garbage often and briefly."""
+"""A server collects garbage frequently and in short runs."""
 
 import asyncio
 import gc
@@ -38,13 +38,13 @@ async def test_collector_runs_until_it_is_cancelled(monkeypatch: pytest.MonkeyPa
     enough = asyncio.Event()
     collect = gc.collect
 
-    def counted(generation: int = 2) -> int:
+    def record_generation(generation: int = 2) -> int:
         looked.append(generation)
         if len(looked) == 1 + GENERATION_1_EVERY:
             enough.set()
         return collect(generation)
 
-    monkeypatch.setattr(gc, "collect", counted)
+    monkeypatch.setattr(gc, "collect", record_generation)
     collecting = asyncio.ensure_future(collect_forever(pause_s=0))
     await enough.wait()
     collecting.cancel()
@@ -61,13 +61,13 @@ async def test_everything_is_collected_after_many_closed_connections(monkeypatch
     looked: list[int] = []
     enough = asyncio.Event()
 
-    def counted(generation: int = 2) -> int:
+    def record_generation(generation: int = 2) -> int:
         looked.append(generation)
         if len(looked) == 8:
             enough.set()
         return 0
 
-    monkeypatch.setattr(gc, "collect", counted)
+    monkeypatch.setattr(gc, "collect", record_generation)
     closed = iter([0, 10, CLOSED_CONNECTIONS_MAX - 1, CLOSED_CONNECTIONS_MAX, CLOSED_CONNECTIONS_MAX + 1, *[5000] * 10])
     collecting = asyncio.ensure_future(collect_forever(lambda: next(closed), pause_s=0))
     await enough.wait()

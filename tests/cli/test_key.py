@@ -39,7 +39,7 @@ def test_jcs_prints_the_canonical_form_and_its_hash() -> None:
 
 
 @pytest.mark.rule("RU-3", "RU-4")
-def test_args_passes_the_vectors() -> None:
+def test_key_args_matches_the_vectors() -> None:
     loaded = vectors.load("run_args_canonical")
     for vector, answer in zip(loaded, answers("args", *(one["input_json"] for one in loaded)), strict=True):
         if vector.get("refused"):
@@ -50,14 +50,14 @@ def test_args_passes_the_vectors() -> None:
 
 
 @pytest.mark.rule("DE-2")
-def test_delta_passes_the_vectors() -> None:
+def test_key_delta_matches_the_vectors() -> None:
     loaded = vectors.load("delta_ids")
     found = answers("delta", *(json.dumps(one["input"]) for one in loaded))
     assert found == [{"deltaId": one["deltaId"]} for one in loaded]
 
 
 @pytest.mark.rule("RU-1", "RU-2")
-def test_run_passes_the_vectors() -> None:
+def test_key_run_matches_the_vectors() -> None:
     loaded = vectors.load("run_keys_v2")
     found = answers("run", *(json.dumps(one["input"]) for one in loaded))
     assert found == [{"key": one["key_hex"]} for one in loaded]

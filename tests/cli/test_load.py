@@ -45,7 +45,7 @@ def wait_for_events(url: str, number: int) -> None:
 
 
 @BOTH_STORES
-def test_load_figures_match_the_log(tmp_path: Path) -> None:
+def test_figures_of_a_load_match_the_log(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         options = ["--batch", "3", "--size", "200", "--partitions", "2", "--retries", "20", "--json"]
         done = oncelog("load", "--url", served.url, *SMALL, *options, program=BY_TICKS)
@@ -53,7 +53,8 @@ def test_load_figures_match_the_log(tmp_path: Path) -> None:
         figures = json.loads(done.stdout)
         assert figures["events"] == last_committed_id(served.url) > 0
         assert figures["events"] % 3 == 0
-        assert figures["retried"] == pytest.approx(figures["events"] / 5, abs=2)  # a connection may end with one due
+        # A connection may end while one retry is due.
+        assert figures["retried"] == pytest.approx(figures["events"] / 5, abs=2)
         assert (figures["differing"], figures["lost"], figures["errors"], figures["rejected"]) == (0, 0, {}, {})
         latency = figures["latency_ms"]
         assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
@@ -155,12 +156,12 @@ def faulty_server(results: Answer) -> Iterator[str]:
 
     application = web.Application()
     application.router.add_get("/v1/events", events)
-    with running_in_thread(application) as port:
+    with run_in_thread(application) as port:
         yield f"http://127.0.0.1:{port}"
 
 
 @contextmanager
-def running_in_thread(application: web.Application) -> Iterator[int]:
+def run_in_thread(application: web.Application) -> Iterator[int]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -227,16 +228,16 @@ def test_load_detects_results_of_other_events() -> None:
 
 
 def test_load_counts_unanswered_events_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The load's time is up after the first request, whether or not the server has received it."""
+    """The load's time is over after the first request, whether or not the server has received it."""
     monkeypatch.setattr(load, "GRACE_S", 0.2)
     requests = list[bytes]()
     ask = load._Worker._request
 
-    async def counted(worker: load._Worker, payload: bytes) -> Any:
+    async def count_request(worker: load._Worker, payload: bytes) -> Any:
         requests.append(payload)
         return await ask(worker, payload)
 
-    monkeypatch.setattr(load._Worker, "_request", counted)
+    monkeypatch.setattr(load._Worker, "_request", count_request)
     with faulty_server(lambda *_: None) as url:
         status, figures = figures_of(url, "--batch", "4", clock=lambda: 0.2 if requests else 0.0)
     assert (status, figures["events"], figures["lost"]) == (1, 0, 4)

@@ -21,9 +21,9 @@ from storage.sqlite.writers import make_older
 
 INTERRUPTED = """
 import sys
-from storage.migrate.migration_worker import small_slices, stop_by
-small_slices()
-stop_by("target.save_slice.after", 3, sys.argv.pop(1))
+from storage.migrate.migration_worker import stop_at_point, use_small_slices
+use_small_slices()
+stop_at_point("target.save_slice.after", 3, sys.argv.pop(1))
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from oncelog.cli import main
@@ -47,7 +47,7 @@ import threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
 """
-"""A different thread receives the signal, so that no system call in the event loop is interrupted."""
+"""Another thread receives the signal, so that no system call of the event loop is interrupted."""
 IN_THE_DRIVER = """
 import os
 from asyncio.selector_events import _SelectorSocketTransport as Transport
@@ -99,7 +99,7 @@ def move(log: Path | str, address: Path | str) -> Result:
     return RUNNER.invoke(COMMAND, ["move", str(log), str(address)])
 
 
-def test_move_prints_what_was_moved_and_where_to(log: Path, database: str) -> None:
+def test_move_prints_the_number_of_records_and_the_target(log: Path, database: str) -> None:
     with closing(sqlite3.connect(log)) as connection:
         connection.execute("CREATE TABLE accounts (name TEXT)")
         (records,) = connection.execute("SELECT count(*) FROM oncelog_records").fetchone()
@@ -159,9 +159,9 @@ def test_interrupted_move_prints_how_to_resume(log: Path, database: str, how: st
 async def run_stalled_move(
     log: Path, database: str, limit_ms: int, number: int = 0, where: str = IN_THE_LOOP
 ) -> tuple[int | None, str]:
-    """Run a move that gets no more answers after it has locked the file, and send it signal `number` unless it is 0.
+    """Run a move that gets no more answers after it has locked the file, and return its exit status and standard error.
 
-    Return its exit status and standard error.
+    Unless `number` is 0, the move is also sent this signal.
     """
     environment = {**ENVIRONMENT, "NUMBER": str(int(number))}
     async with PostgresProxy(database) as proxy:
@@ -213,7 +213,7 @@ async def test_interrupted_move_does_not_wait_for_the_database(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_repeated_interrupts_end_a_move_once(log: Path, database: str, number: int) -> None:
+def test_repeated_interrupts_end_a_move_only_once(log: Path, database: str, number: int) -> None:
     """The command must not close the file while a thread reads it."""
     done = oncelog("move", str(log), database, program=REPEATEDLY_INTERRUPTED, NUMBER=str(int(number)))
     assert done.stderr == "oncelog: interrupted. Run the same command again to continue.\n"
@@ -231,7 +231,7 @@ def expect_refusal(log: Path | str, address: Path | str) -> str:
     return done.stderr
 
 
-def test_move_to_or_from_anything_else_is_refused(log: Path, database: str, tmp_path: Path) -> None:
+def test_move_from_or_to_an_unsupported_place_is_refused(log: Path, database: str, tmp_path: Path) -> None:
     for one, other in ((log, tmp_path / "other.db"), (database, log), (database, database)):
         assert "a log moves from a file to a database" in expect_refusal(one, other)
     assert not (tmp_path / "other.db").exists()

@@ -173,7 +173,7 @@ def test_proof_does_not_change_the_log(tmp_path: Path) -> None:
 
 
 @BOTH_STORES
-def test_proof_of_a_log_in_use(tmp_path: Path) -> None:
+def test_records_of_an_open_log_can_be_proven(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
     with oncelog.open_blocking(log) as opened:
         opened.submit(build_event(1))
@@ -308,7 +308,7 @@ def test_invalid_column_values_are_reported(tmp_path: Path, change: str) -> None
         assert expect_refusal(str(path), place)
 
 
-def test_database_without_a_log_or_out_of_reach_is_refused(database: str) -> None:
+def test_missing_log_and_unreachable_database_are_refused(database: str) -> None:
     assert "contains no log" in expect_refusal(database, "0:1")
     assert "cannot be reached" in expect_refusal("postgresql://ann:secret@127.0.0.1:1/orders", "0:1")
     assert "secret" not in expect_refusal("postgresql://ann:secret@127.0.0.1:1/orders", "0:1")
@@ -325,7 +325,7 @@ def test_records_of_every_policy_and_lane_are_proven(tmp_path: Path) -> None:
         for position in range(1, one["position"] + 1):
             document = decode(print_proof(log, f"{one['lane']}:{position}"))
             policies.add(document.record.policy)
-            # The only finding: the sample's transactions have made-up fingerprints.
+            # The only error, because the sample's transactions have invented fingerprints.
             findings = [found for found in verify(document).findings if "not a ledger transaction" not in found]
             assert not [found for found in findings if "fingerprint" not in found]
     assert policies == {"events", "ledger", "deltas", "runs", "chat", "notes", AUDIT_POLICY}
@@ -389,11 +389,11 @@ def test_document_is_checked_from_a_pipe(log: str) -> None:
     assert done.stdout.startswith("the record is in the document's block\n")
 
 
-# --- the check ----------------------------------------------------------------------------------------
+# --- checking a document ------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("LG-18")
-def test_check_prints_what_is_proven(log: str, tmp_path: Path) -> None:
+def test_check_prints_the_proven_content(log: str, tmp_path: Path) -> None:
     with oncelog.open_blocking(log) as opened:
         lane = max(opened.heads())
     data = print_proof(log, format_tx_id(lane, 2))

@@ -1,4 +1,4 @@
-"""After `oncelog restore` and `oncelog epoch --renew`, no number is assigned twice."""
+"""After `oncelog restore` and `oncelog epoch --renew`, no number is assigned a second time."""
 
 import json
 import sqlite3
@@ -44,7 +44,7 @@ def submit(log: str, items: Sequence[Item]) -> list[Receipt]:
 
 
 def history(first: int, count: int) -> list[Item]:
-    """Return `count` events, messages and transactions each, numbered from `first`."""
+    """Return `count` events, `count` messages and `count` transactions, numbered from `first`."""
     numbers = range(first, first + count)
     return [
         *(event(number, f"e{number}", partitions=("orders",), body=b'{"type":"tick"}') for number in numbers),
@@ -95,7 +95,7 @@ def test_numbers_of_the_lost_history_are_not_reused(tmp_path: Path) -> None:
     assert min(one.position for one in new) > LEAP_MIN
     assert [one.client_sequence for one in new[10:]] == [*range(15, 20)]
     with oncelog.open_blocking(log) as opened:
-        # A reader that has read the lost events and has no epoch still receives every event after the restore.
+        # A client that has read the lost events and sends no epoch still receives every event after the restore.
         seen = [record for record in opened.read(after=19).records if record.policy == EVENTS.name]
     assert [record.position for record in seen] == [one.position for one in new[:5]]
     assert json.loads(run("verify", log, "--json"))["ok"]
@@ -140,7 +140,7 @@ def test_second_restore_continues_above_the_log_that_it_replaces(tmp_path: Path)
 
 @pytest.mark.rule("CO-12")
 @BOTH_STORES
-def test_counts_exclude_skipped_positions(tmp_path: Path) -> None:
+def test_record_counts_exclude_skipped_positions(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
     sample_log.make_log(log if is_postgres() else Path(log), rounds=3)
     before = json.loads(run("stats", log, "--json"))
@@ -224,7 +224,7 @@ def test_restored_log_is_moved_with_its_leaps_and_floors(tmp_path: Path) -> None
         ("UPDATE oncelog_records SET scope = 'x' WHERE policy = 'oncelog.restore'", "has a scope, a key"),
     ],
 )  # fmt: skip
-def test_gap_is_valid_at_a_restore_record_only(statement: str, finding: str, tmp_path: Path) -> None:
+def test_gap_is_valid_only_at_a_restore_record(statement: str, finding: str, tmp_path: Path) -> None:
     log = tmp_path / "log.db"
     submit(str(log), [SetMember(CHAT_1, "user:ann"), *history(1, 2)])
     run("epoch", log, "--renew", "--above=1000")
@@ -249,7 +249,7 @@ def test_gap_is_valid_at_a_restore_record_only(statement: str, finding: str, tmp
         ("UPDATE oncelog_streams SET sequence = sequence + 1", "sequence 1003 of 'chat/1' follows 1001"),
     ],
 )
-def test_gap_elsewhere_is_found_despite_correct_hashes(statement: str, finding: str, tmp_path: Path) -> None:
+def test_gap_at_another_record_is_found_despite_correct_hashes(statement: str, finding: str, tmp_path: Path) -> None:
     log = tmp_path / "log.db"
     submit(str(log), [SetMember(CHAT_1, "user:ann"), *history(1, 2)])
     run("epoch", log, "--renew", "--above=1000")

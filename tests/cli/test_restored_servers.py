@@ -23,7 +23,7 @@ ABOVE = 1000
 
 @BOTH_STORES
 @pytest.mark.rule("CO-12", "CH-2", "CH-8")
-async def test_chat_pages_over_a_leap_and_acknowledges_messages_only(tmp_path: Path) -> None:
+async def test_chat_pages_over_a_leap_and_accepts_acknowledgements_only_of_messages(tmp_path: Path) -> None:
     async with run_server(tmp_path) as chat_server:
         await chat_server.create("tea", "ann", "bob")
         ann = await chat_server.connect("ann")
@@ -138,16 +138,16 @@ def test_gap_before_an_ordinary_block_is_not_accepted() -> None:
     for count, position in ((2, 9), (1, 8)):
         block = Block(1, 9, position, count, 0, previous, bytes(32))
         with pytest.raises(UnverifiedError, match="after block 3"):
-            _check_next_block(_found(block), 3, previous)
+            _check_next_block(_ledger_block(block), 3, previous)
     leap = Block(1, 9, 9, 1, 0, previous, bytes(32))
-    _check_next_block(_found(leap), 3, previous)
+    _check_next_block(_ledger_block(leap), 3, previous)
     with pytest.raises(UnverifiedError, match="block 9 does not follow block 3: the server reports a new history"):
-        _check_next_block(_found(leap), 3, bytes([1]) * 32)
+        _check_next_block(_ledger_block(leap), 3, bytes([1]) * 32)
     with pytest.raises(UnverifiedError, match=r"block 9 does not follow the block before it$"):
-        _check_next_block(_found(leap), 8, bytes([1]) * 32)
+        _check_next_block(_ledger_block(leap), 8, bytes([1]) * 32)
     with pytest.raises(UnverifiedError, match="after block 9"):
-        _check_next_block(_found(leap), 9, previous)
+        _check_next_block(_ledger_block(leap), 9, previous)
 
 
-def _found(block: Block) -> LedgerBlock:
+def _ledger_block(block: Block) -> LedgerBlock:
     return LedgerBlock(block, block.hash, ())

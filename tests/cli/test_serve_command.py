@@ -1,4 +1,4 @@
-"""`oncelog serve`: the commands that it prints, invalid settings, and exit."""
+"""`oncelog serve`: the commands that it prints, invalid settings, and its exit status."""
 
 import json
 import re
@@ -168,7 +168,7 @@ def test_server_in_production_prints_only_its_log(tmp_path: Path, number: signal
         assert wait_for_exit(process)[:2] == (0, "")
 
 
-def test_server_runs_when_its_output_is_not_read(tmp_path: Path) -> None:
+def test_server_runs_even_if_its_output_is_not_read(tmp_path: Path) -> None:
     with running_server(tmp_path, "--development") as process:
         assert process.stdout is not None
         process.stdout.close()
@@ -231,7 +231,7 @@ def test_port_in_use_is_reported(tmp_path: Path) -> None:
         ("/somewhere/oncelog/__main__.py", f"{sys.executable} -m oncelog"),
     ],
 )
-def test_printed_commands_use_the_program_name_as_called(
+def test_printed_commands_use_the_name_under_which_the_program_was_called(
     called: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [called, "serve"])

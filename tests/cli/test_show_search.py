@@ -142,7 +142,7 @@ def test_show_finds_a_message_by_its_id(log: Path | str) -> None:
 
 
 @pytest.mark.usefixtures("search_method")
-def test_show_lists_all_writes_of_a_key_and_the_options_that_choose_one(log: Path | str) -> None:
+def test_show_lists_all_writes_with_a_key_and_the_options_that_select_one(log: Path | str) -> None:
     status, output = show(log, key(SHARED).hex())
     assert status == 3
     first, *lines = output.splitlines()
@@ -178,7 +178,7 @@ def test_show_finds_a_lease_by_its_key_alone(log: Path | str) -> None:
 
 
 @pytest.mark.usefixtures("search_method")
-def test_show_lists_what_it_searched_for_an_unknown_key(log: Path | str) -> None:
+def test_show_lists_the_searched_places_for_an_unknown_key(log: Path | str) -> None:
     status, output = show(log, key(999).hex())
     assert status == 1
     with create_inspector(str(log)).open_view() as view:
@@ -194,7 +194,7 @@ def test_show_lists_what_it_searched_for_an_unknown_key(log: Path | str) -> None
 
 
 def test_index_and_records_give_the_same_writes(log: Path | str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All keys are in scopes that the log lists in a table."""
+    """All keys belong to scopes that the log lists in a table."""
     monkeypatch.setattr(key_search, "SCAN_RECORDS_MAX", -1)
     keys = [key(number) for number in (*range(1, 14), 20, 60, EVENT, MESSAGE, WRITE, RUN, SHARED)]
     with create_inspector(str(log)).open_view() as view:
@@ -244,14 +244,14 @@ def test_search_stops_after_too_many_matches(log: Path | str, monkeypatch: pytes
     assert output.count("--policy") == 2
 
 
-def test_empty_log_has_nothing_under_a_key(tmp_path: Path) -> None:
+def test_show_finds_no_key_in_an_empty_log(tmp_path: Path) -> None:
     for place in (tmp_path / "log.db", address_of(tmp_path)):
         sample_log.make_log(place, rounds=0)
         assert show_json(place, key(999).hex())[0] == 1
 
 
 @pytest.mark.parametrize(("lane", "position"), [(0, 1), (3, 7), (2**15 - 1, 2**48 - 1)])
-def test_message_id_names_lane_and_position(lane: int, position: int) -> None:
+def test_show_derives_lane_and_position_from_a_message_id(lane: int, position: int) -> None:
     assert parse_message_id(format_message_id(lane, position)) == (lane, position)
 
 

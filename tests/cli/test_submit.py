@@ -119,7 +119,7 @@ def test_lines_are_submitted_in_their_order_as_events_or_items(server: ServerPro
     assert [one["event"]["type"] for one in events_of(server.url, "own", 1)] == ["full"]
 
 
-def test_lines_are_submitted_in_batches_with_repeated_ids(server: ServerProcess) -> None:
+def test_lines_with_repeated_ids_are_submitted_in_batches(server: ServerProcess) -> None:
     items = [
         json.dumps({"id": str(UUID(int=1000 + n % 150)), "event": {"type": "n", "n": n % 150}}) for n in range(300)
     ]

@@ -78,7 +78,7 @@ def test_tail_since_now_skips_existing_events(tmp_path: Path) -> None:
         with start_command(
             "tail", "--url", served.url, "--partition", "now", "--since", "now", "--limit", "1"
         ) as process:
-            wait_until(lambda: metric(served.url, "oncelog_frames_received_total") >= 2)  # its connect and its sync
+            wait_until(lambda: metric(served.url, "oncelog_frames_received_total") >= 2)  # its `connect` and its `sync`
             submit(served.url, "now", 3)
             status, output, errors = wait_for_exit(process)
     assert (status, numbers_of(output), errors) == (0, [3], "")
@@ -109,7 +109,7 @@ def test_slow_tail_misses_no_event(tmp_path: Path) -> None:
         with start_command("tail", "--url", served.url, "--partition", "load/0") as process:
             assert process.stdout is not None
             options = ["--seconds", "6", "--partitions", "1", "--connections", "4", "--size", "4000", "--json"]
-            done = oncelog("load", "--url", served.url, *options, program=BY_TICKS)  # the output of `tail` is not read
+            done = oncelog("load", "--url", served.url, *options, program=BY_TICKS)  # The output of `tail` is not read.
             assert done.returncode == 0, done.stderr
             count = json.loads(done.stdout)["events"]
             shown = [json.loads(process.stdout.readline())["committed_id"] for _ in range(count)]
@@ -219,20 +219,20 @@ def test_invalid_arguments_are_refused(arguments: list[str], sentence: str) -> N
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"oncelog: {sentence}\n")
 
 
-def pretty(event: str, partitions: str = '["orders","ä"]', time_ms: int = 43_391_000) -> str:
+def format_pretty(event: str, partitions: str = '["orders","ä"]', time_ms: int = 43_391_000) -> str:
     text = f'{{"committed_id":17,"partitions":{partitions},"event":{event},"status_updated_at":{time_ms},"id":"x"}}'
     return _format_line(Raw(text.encode())).decode()
 
 
 def test_pretty_line_shows_time_partitions_type_and_members() -> None:
-    assert pretty('{"type":"order.placed","n":1.0,"a b":[null]}') == (
+    assert format_pretty('{"type":"order.placed","n":1.0,"a b":[null]}') == (
         '17  12:03:11  -  orders,ä  order.placed  {"n":1.0,"a b":[null]}\n'
     )
-    assert pretty('{"type":"x"}') == "17  12:03:11  -  orders,ä  x  {}\n"
-    assert pretty("null") == "17  12:03:11  -  orders,ä  (erased)\n"
-    assert pretty("null", time_ms=2**53) == "17  --:--:--  -  orders,ä  (erased)\n"
+    assert format_pretty('{"type":"x"}') == "17  12:03:11  -  orders,ä  x  {}\n"
+    assert format_pretty("null") == "17  12:03:11  -  orders,ä  (erased)\n"
+    assert format_pretty("null", time_ms=2**53) == "17  --:--:--  -  orders,ä  (erased)\n"
 
 
 def test_pretty_line_escapes_control_characters() -> None:
-    line = pretty('{"type":"\\u001b[2J","a":"\u202e\x9b\\n"}', '["\\u001b]0;"]')
+    line = format_pretty('{"type":"\\u001b[2J","a":"\u202e\x9b\\n"}', '["\\u001b]0;"]')
     assert line == '17  12:03:11  -  \\u001b]0;  \\u001b[2J  {"a":"\\u202e\\u009b\\n"}\n'

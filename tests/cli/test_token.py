@@ -20,7 +20,7 @@ from oncelog.server.auth.signing_keys import KeyFile, KeyKind
 from oncelog.server.auth.tokens import Tokens, TokenSettings
 from oncelog.storage.clock import SystemClock
 from server.auth import auth_material
-from server.auth.auth_material import ALGORITHMS, SetClock, key_of
+from server.auth.auth_material import ALGORITHMS, SetClock, make_key
 
 ROOT: Final = Path(__file__).parent.parent.parent
 PAGE: Final = (ROOT / "docs/guides/identity.md").read_text(encoding="utf-8")
@@ -41,7 +41,7 @@ def refusal(*arguments: str | Path, status: int = 2) -> str:
 
 
 def private_key(directory: Path, algorithm: str) -> Path:
-    key = key_of(algorithm)
+    key = make_key(algorithm)
     data = auth_material.SECRET + b"0\n" if algorithm == "HS256" else key.as_pem(private=True)  # type: ignore[union-attr]
     return auth_material.write_file(directory / "private", data)
 
@@ -90,7 +90,7 @@ def test_token_expires_after_the_given_duration(tmp_path: Path, text: str | None
 
 
 def test_token_is_signed_with_the_key_of_the_given_id(tmp_path: Path) -> None:
-    members = [{**key_of("ES256", number).as_dict(private=True), "kid": f"k{number}"} for number in range(2)]
+    members = [{**make_key("ES256", number).as_dict(private=True), "kid": f"k{number}"} for number in range(2)]
     source = auth_material.key_set(tmp_path / "set.json", *members)
     printed = run("token", "--key", source.path, "--alg", "ES256", "--sub", "a", "--kid", "k1")
     assert verifier_of(source, "ES256").authenticate(printed).actor == "user:a"
@@ -103,7 +103,7 @@ def test_token_is_signed_with_the_key_of_the_given_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_token_of_a_file_with_one_key_gets_the_given_id(tmp_path: Path, algorithm: str) -> None:
+def test_token_signed_with_a_key_file_gets_the_given_key_id(tmp_path: Path, algorithm: str) -> None:
     key = private_key(tmp_path, algorithm)
     printed = run("token", "--key", key, "--alg", algorithm, "--sub", "a", "--kid", "2026-11")
     current = auth_material.key_file(tmp_path, algorithm, key_id="2026-11")

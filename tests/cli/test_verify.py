@@ -1,4 +1,4 @@
-"""`oncelog verify` finds every change to a file, and passes an intact log."""
+"""`oncelog verify` finds every change to a file, and accepts an intact log."""
 
 import json
 import os
@@ -39,7 +39,7 @@ from oncelog.storage.verify.verification import verify, verify_log
 
 RECORDS = 276
 AUDIT_RECORDS = 4
-"""One for each lane in which members were added."""
+"""One finding for each lane in which members were added."""
 TEXT = ("policy", "scope", "client", "actor", "partitions")
 BLOBS = ("key", "fingerprint", "salt", "body", "body_hash")
 NUMBERS = ("sequence", "log_time_ms", "height", "client_sequence")
@@ -80,7 +80,7 @@ class FileEditor(LogEditor):
 
 @pytest.fixture(scope="module", autouse=True)
 def small_segments() -> Iterator[None]:
-    """Use small segments and a fan-out of four, so that few keys suffice for several runs and merges."""
+    """Use small segments and a fan-out of four, so that a few keys are enough for several runs and merges."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(index, "FAN_OUT", 4)
         patched.setattr(segments, "CLEAR_RUNS", 2)
@@ -305,7 +305,7 @@ def test_segments_that_differ_from_their_list_are_found(editor: FileEditor) -> N
     ],
 )
 def test_impossible_side_state_is_found(editor: FileEditor, statement: str) -> None:
-    touched = ("UPDATE oncelog_log SET id = 1", ())  # because ALTER changes no rows
+    touched = ("UPDATE oncelog_log SET id = 1", ())  # The test changes a row as well, because ALTER changes none.
     assert editor.verify_after((statement, ()), touched, touched) is not None
 
 
@@ -438,7 +438,7 @@ def test_truncated_history_is_found_with_an_exported_head(copy: Path, tmp_path: 
 
 
 @pytest.mark.rule("CO-40")
-def test_other_epoch_than_the_exported_one_is_reported(copy: Path) -> None:
+def test_epoch_that_differs_from_the_exported_head_is_reported(copy: Path) -> None:
     head = decode_exported_head(export_head(copy).encode())
     *_, last = verify_log(copy, replace(head, epoch="0011223344556677"))
     assert isinstance(last, Inconsistency)
@@ -479,7 +479,7 @@ def test_skipped_or_repeated_client_sequence_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("LG-18")
-def test_flipped_bit_of_the_file_never_passes_with_changed_records(template: Path, tmp_path: Path) -> None:
+def test_flipped_bit_passes_only_if_it_changes_no_record(template: Path, tmp_path: Path) -> None:
     whole = template.read_bytes()
     truth = read_all(template)
     chance = random.Random(20261116)

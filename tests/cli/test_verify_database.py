@@ -1,4 +1,4 @@
-"""`oncelog verify postgresql://…` finds every change to a database, and passes an intact log."""
+"""`oncelog verify postgresql://…` finds every change to a database, and accepts an intact log."""
 
 import json
 import os
@@ -413,7 +413,7 @@ def test_changed_index_secret_is_found(database: str, change: str) -> None:
 # --- rewritten histories with matching hashes ---------------------------------------------------------
 
 
-async def _rehashed(connection: Any) -> None:
+async def _rehash(connection: Any) -> None:
     """Recompute all hashes, as an attacker with write access to the database could."""
     secret = await connection.fetchval("SELECT index_secret FROM oncelog_log")
     previous: dict[int, bytes] = {}
@@ -439,7 +439,7 @@ def forge(address: str, *statements: str) -> None:
     with open_session(address) as session:
         for statement in statements:
             assert not session.call(_execute, statement).endswith(" 0")
-        session.call(_rehashed)
+        session.call(_rehash)
 
 
 def export_head(address: str, path: Path) -> Path:
@@ -482,7 +482,7 @@ def test_truncated_history_is_found_with_an_exported_head(database: str, tmp_pat
 
 
 @pytest.mark.rule("CO-40")
-def test_other_epoch_than_the_exported_one_is_reported(template: str, tmp_path: Path) -> None:
+def test_epoch_that_differs_from_the_exported_head_is_reported(template: str, tmp_path: Path) -> None:
     head = decode_exported_head(export_head(template, tmp_path / "head.json").read_bytes())
     last = verify_address(template, head=replace(head, epoch="0011223344556677"))
     assert isinstance(last, Inconsistency)

@@ -88,7 +88,7 @@ def test_changed_entries_of_an_index_are_found(copy: Path, name: str) -> None:
     assert name in verify(copy)
 
 
-def test_index_of_an_application_that_needs_its_functions_is_accepted(copy: Path) -> None:
+def test_application_index_on_unregistered_functions_is_accepted(copy: Path) -> None:
     with closing(sqlite3.connect(copy, isolation_level=None)) as connection:
         connection.create_function("shop_rank", 1, lambda value: value, deterministic=True)
         connection.execute("CREATE TABLE orders (x)")

@@ -35,7 +35,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("merging") / "log.db"
     sample_log.make_log(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        # The secret determines the order of hashes. With this secret, the hash that is stored twice is not the last.
+        # The secret determines the order of hashes. With this secret, the hash that is stored twice is not the last
+        # one.
         connection.execute("UPDATE oncelog_log SET index_secret = zeroblob(length(index_secret))")
         index = KeyIndex(connection.execute("SELECT index_secret FROM oncelog_log").fetchone()[0])
         identities = connection.execute(SQL["all_identities"]).fetchall()
@@ -98,7 +99,7 @@ def test_unfinished_merge_passes_with_and_without_merged_runs(path: Path, connec
         ("UPDATE oncelog_key_jobs SET sources = '[1]'", "twice"),
     ],
 )
-def test_merge_that_differs_from_its_job_is_found(
+def test_merge_that_contradicts_its_job_is_found(
     path: Path, connection: sqlite3.Connection, statement: str, message: str
 ) -> None:
     assert connection.execute(statement).rowcount > 0

@@ -123,13 +123,13 @@ def expect_pass(log: Path | str) -> VerificationSummary:
 # --- damage -------------------------------------------------------------------------------------------
 
 
-def test_intact_file_is_rebuilt_as_it_is_stored(template: Path) -> None:
+def test_intact_file_passes_the_rebuild(template: Path) -> None:
     found = expect_pass(template)
     assert found.same == {"clients": 4, "entities": 14, "relationships": 11, "rows": 6}
     assert not any(found.not_checkable.values())
 
 
-def test_intact_database_is_rebuilt_as_it_is_stored(template: Path, template_database: str) -> None:
+def test_intact_database_passes_the_rebuild(template: Path, template_database: str) -> None:
     assert expect_pass(template_database).same == expect_pass(template).same
 
 
@@ -176,16 +176,16 @@ def test_many_damaged_entities_are_counted_and_some_are_listed(tmp_path: Path) -
     assert (report["ok"], report["findings_total"], len(report["findings"])) == (False, 400, 100)
 
 
-# --- what the records do not determine ----------------------------------------------------------------
+# --- state that the records do not determine ----------------------------------------------------------
 
 
-def test_expired_entities_may_be_missing_and_forgotten_clients_too(template: Path, tmp_path: Path) -> None:
+def test_missing_expired_entities_and_forgotten_clients_are_accepted(template: Path, tmp_path: Path) -> None:
     path = Path(shutil.copy(template, tmp_path / "log.db"))
     execute(path, "DELETE FROM oncelog_entities WHERE key = 'gone'")
     assert expect_pass(path).same["entities"] == 13
 
 
-def test_state_of_erased_transactions_is_not_checkable(log: Path | str) -> None:
+def test_state_of_erased_transactions_is_reported_as_not_checkable(log: Path | str) -> None:
     async def work(writer: Writer) -> None:
         for number in range(4):
             await writer.transact("ledger/acme", SetEntity(f"e{number}", b"secret"), SetEntity(f"x{number}", b"1"))
@@ -221,7 +221,7 @@ def test_value_of_an_entity_that_is_marked_as_erased_is_found(log: Path | str) -
     )
 
 
-def test_damage_beside_erased_transactions_is_found(tmp_path: Path) -> None:
+def test_damage_is_found_in_a_log_with_erased_transactions(tmp_path: Path) -> None:
     async def work(writer: Writer) -> None:
         await writer.transact("ledger/acme", SetEntity("erased", b"1"), SetEntity("deleted", b"1"))
         await writer.transact("ledger/acme", SetEntity("kept", b"1"), DeleteEntity("deleted"))
@@ -246,7 +246,7 @@ def test_damage_beside_erased_transactions_is_found(tmp_path: Path) -> None:
         assert expect_inconsistency(copy).findings_total == 1, statement
 
 
-def test_rows_compacted_by_an_earlier_version_are_not_checkable(log: Path | str) -> None:
+def test_rows_compacted_by_an_earlier_version_are_reported_as_not_checkable(log: Path | str) -> None:
     async def work(writer: Writer) -> None:
         hlc = START_MS << 16
         await writer.push("deltas/shop", row_delta(hlc, "r1", a="1"), row_delta(hlc + 1, "r2", a="1"))
@@ -280,7 +280,7 @@ def test_compacted_rows_are_compared_with_the_digest_of_the_compaction(log: Path
     assert "row 'r1' of table 'todos' of 'deltas/shop' is missing" in expect_inconsistency(log).findings[0]
 
 
-def test_row_that_no_compacted_delta_made_is_found(tmp_path: Path) -> None:
+def test_row_without_a_compacted_delta_is_found(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     write(path, write_compacted)
     execute(
@@ -351,7 +351,7 @@ def test_restored_log_is_rebuilt(tmp_path: Path) -> None:
 # --- the command --------------------------------------------------------------------------------------
 
 
-def test_rebuilding_can_be_left_out(template: Path, tmp_path: Path) -> None:
+def test_rebuilding_can_be_disabled(template: Path, tmp_path: Path) -> None:
     path = Path(shutil.copy(template, tmp_path / "log.db"))
     execute(path, DAMAGE["value"][0])
     assert isinstance(verify(path, VerifyOptions(side_state=False)), VerificationSummary)
@@ -371,6 +371,6 @@ def test_temporary_file_is_private_and_has_no_name(template: Path, tmp_path: Pat
     assert seen == {0o600}
 
 
-def test_summary_has_the_rebuilt_entries(template: Path) -> None:
+def test_summary_counts_the_rebuilt_entries(template: Path) -> None:
     done = RUNNER.invoke(COMMAND, ["verify", str(template), "--quiet"])
     assert "4 clients, 14 entities, 11 relationships, 6 rows match the records" in done.stdout

@@ -11,7 +11,7 @@ from server.running_server import Serving, serving
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Port on 127.0.0.1 for a server that the test stops and restarts."""
+    """A port on 127.0.0.1 for a server that the test stops and restarts."""
     with reserve_port() as number:
         yield number
 

@@ -35,7 +35,7 @@ class Library(Protocol):
     """Tenant to which its writes belong."""
 
     async def prepare(self, served: Serving) -> None:
-        """Create what the writes need on the server."""
+        """Create the objects on the server that the writes require."""
 
     def client_of(self, served: Serving | None, path: Path) -> AbstractAsyncContextManager[Any]:
         """Return a client for the server, or for an unreachable server if None is given."""
@@ -187,7 +187,7 @@ class LedgerLibrary:
 
     async def write(self, client: LedgerClient, text: str) -> str:
         try:
-            ledgers.written(await soon(client.write(set_entity(text, b"1"))))
+            ledgers.expect_written(await soon(client.write(set_entity(text, b"1"))))
         except ServerRefusedError as error:
             return str(error)
         return ""

@@ -7,7 +7,7 @@ from cli.processes import Command
 
 
 def programs_of(page: str) -> list[str]:
-    """Return the programs of a page that run unchanged."""
+    """Return the programs on a page that run without changes."""
     found = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     return [one for one in found if one.startswith(("import", "from"))]
 
@@ -28,7 +28,7 @@ def _number(text: str) -> int:
 
 
 def run_program(program: str, directory: Path) -> str:
-    """Run a program in a separate process, expect success, and return its output."""
+    """Run a program in a separate process, assert that it succeeds, and return its output."""
     with Command(program=program, cwd=directory, stderr=None) as process:
         output, _ = process.communicate()
     assert process.returncode == 0

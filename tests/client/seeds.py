@@ -40,7 +40,7 @@ SIMULATIONS: Final[dict[str, Callable[[int], object]]] = {
 
 
 def failure_of(job: tuple[str, int]) -> str | None:
-    """Run one simulation. Return a line that describes the failure, or None."""
+    """Run one simulation, and return a line that describes the failure, or None."""
     name, seed = job
     for limit, value in events.SMALL_LIMITS.items():
         setattr(events_protocol, limit, value)

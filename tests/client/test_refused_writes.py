@@ -23,7 +23,7 @@ from server.rejecting_store import MARK, reject_marked_bodies
 from server.running_server import serving
 
 LARGE: Final = "x" * 500
-"""Fits into a row id, which has at most 512 characters."""
+"""A long text that still fits into a row id, which has at most 512 characters."""
 
 
 class Refusal(Struct, frozen=True):
@@ -83,7 +83,7 @@ async def test_temporarily_refused_writes_commit_in_order(
     monkeypatch.setattr(quotas, "QUOTA_RETRY_AFTER_MS", 5)
     monkeypatch.setattr(committer, "RETRY_AFTER_READ_ONLY_MS", 5)
     library, path = LIBRARIES[name], tmp_path / "client.db"
-    # The server's clock stands still. It is ahead of the clients' clocks, because deltas from the future wait.
+    # The server's clock is stopped. It is ahead of the clients' clocks, because deltas from the future wait.
     clock = ManualClock(time.time_ns() // 1_000_000 + HOUR_MS)
     async with serving(tmp_path, clock=clock) as served:
         log, requests = served.server.log, served.server.counts.requests

@@ -51,7 +51,7 @@ async def test_deltas_of_a_client_that_may_not_read_commit_after_restores(tmp_pa
         await push_all(served, path, key, "a")
         await run("backup", log, backup)
         await push_all(served, path, key, "gone")
-    for text in ("b", "c"):  # the same backup replaces both histories
+    for text in ("b", "c"):  # The same backup replaces both histories.
         await run("restore", "--force", backup, log)
         async with serving(tmp_path, api_keys=True) as served:
             await push_all(served, path, key, text)

@@ -26,7 +26,7 @@ FILES_OF: Final = {kind: name_versions(f"client-{kind}") for kind in CLIENTS}
 API_KEYS: Final = name_versions("api-keys")
 
 
-def test_files_of_every_version_are_here() -> None:
+def test_files_of_every_version_exist() -> None:
     for kind, schema in CLIENTS.items():
         assert set(FILES_OF[kind]) == set(range(1, schema.version + 1)), MISSING
     assert set(API_KEYS) == set(range(1, FILE_VERSION_WITH_EXPIRY + 1))

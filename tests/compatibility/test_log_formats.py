@@ -21,17 +21,18 @@ from oncelog.storage.verify.findings import VerificationSummary
 SQLITE_LOGS: Final = name_versions("log-sqlite")
 POSTGRES_LOGS: Final = name_versions("log-postgres")
 NEVER_NEWEST: Final = {2, 7}
-"""Schema versions of SQLite that no version of Oncelog has written: each was added together with the next one."""
+"""Schema versions of SQLite that no version of Oncelog has written, because each was added together with the next one.
+"""
 BLOCKS: Final = "SELECT lane, height, first_position, count, previous, root FROM oncelog_blocks ORDER BY lane, height"
 KNOWN_EVENT: Final = full_event(2, ["orders", "customer/1"])
-"""An event that every log contains."""
+"""An event that is in every log."""
 NEW_EVENT: Final = full_event(1_000, ["orders"])
 LATER_MS: Final = START_MS + 3 * HOUR_MS
 
 MISSING: Final = "run `PYTHONPATH=tests python -m compatibility.write_files`, and commit the new files"
 
 
-def test_files_of_every_schema_version_are_here() -> None:
+def test_files_of_every_schema_version_exist() -> None:
     assert set(SQLITE_LOGS) == set(range(1, SQLITE_VERSION + 1)) - NEVER_NEWEST, MISSING
     assert set(POSTGRES_LOGS) == set(range(1, POSTGRES_VERSION + 1)), MISSING
 
@@ -42,7 +43,7 @@ def test_file_of_an_older_schema_is_migrated_with_its_history(version: int, tmp_
     assert read(log, "SELECT schema_version FROM oncelog_log") == [(version,)]
     blocks = read(log, BLOCKS)
     assert blocks
-    assert_known_and_new_events_are_told_apart(log)
+    assert_known_and_new_events_are_distinguished(log)
     assert [block for block in blocks if block not in read(log, BLOCKS)] == []
     assert isinstance(verify(log), VerificationSummary)
 
@@ -53,7 +54,7 @@ def test_database_of_an_older_schema_is_migrated_with_its_history(version: int, 
     assert query(database, "SELECT schema_version FROM oncelog_log") == [(version,)]
     blocks = query(database, BLOCKS)
     assert blocks
-    assert_known_and_new_events_are_told_apart(database)
+    assert_known_and_new_events_are_distinguished(database)
     assert [block for block in blocks if block not in query(database, BLOCKS)] == []
     assert isinstance(verify(database), VerificationSummary)
 
@@ -66,7 +67,7 @@ def test_backup_of_an_older_schema_is_restored(version: int, tmp_path: Path) -> 
     assert isinstance(verify(tmp_path / "log.db"), VerificationSummary)
 
 
-def assert_known_and_new_events_are_told_apart(log: Path | str) -> None:
+def assert_known_and_new_events_are_distinguished(log: Path | str) -> None:
     """Submit a known event and a new one with the current version."""
     known, new = asyncio.run(submit(log))
     assert isinstance(known, Replayed)
@@ -86,6 +87,6 @@ async def submit(log: Path | str) -> list[Verdict]:
 
 
 def read(file: Path, statement: str) -> list[tuple[Any, ...]]:
-    """Return the rows of a statement, without the package."""
+    """Return the rows of a statement, without using the package."""
     with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as connection:
         return connection.execute(statement).fetchall()

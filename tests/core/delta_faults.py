@@ -16,7 +16,9 @@ IDENTITY: Final = ("clientId", "columns", "hlc", "rowId", "table")
 
 
 def id_of(members: dict[str, Any]) -> str:
-    """Compute the delta id with `json`, for values that `json` and JCS write alike: short floats and ASCII keys."""
+    """Compute the delta id with `json`, for values that `json` and JCS serialize identically: short floats and ASCII
+    keys.
+    """
     named = {name: members[name] for name in IDENTITY}
     text = json.dumps(named, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return sha256(text.encode()).hexdigest()
@@ -95,10 +97,10 @@ FAULTS: Final[dict[str, Fault]] = {
         for text in ("", "1a", "a b", "a-b", "a.b", 'a"b', "é", "a\0", "a\n", "a" * 129, "ａ")
     },
     "rowId is empty": Fault({"rowId": '""'}, ".rowId", "must have 1 to 512 characters, not 0"),
-    "rowId is long": Fault({"rowId": json.dumps("r" * 513)}, ".rowId", "must have 1 to 512 characters, not 513"),
+    "rowId is too long": Fault({"rowId": json.dumps("r" * 513)}, ".rowId", "must have 1 to 512 characters, not 513"),
     "rowId has NUL": Fault({"rowId": r'"a\u0000"'}, ".rowId", "must not contain U+0000"),
     "rowId is a number": Fault({"rowId": "1"}, ".rowId", "Expected `str`, got `int`"),
-    "rowId has half a character": Fault({"rowId": r'"\ud800"'}, ".rowId", "lone surrogate"),
+    "rowId has a lone surrogate": Fault({"rowId": r'"\ud800"'}, ".rowId", "lone surrogate"),
     "clientId is empty": Fault({"clientId": '""'}, ".clientId", "must have 1 to 512 characters, not 0"),
     "clientId has NUL": Fault({"clientId": r'"\u0000"'}, ".clientId", "must not contain U+0000"),
     "columns are an object": Fault({"columns": '{"a":1}'}, ".columns", "Expected `array`, got `object`"),
@@ -106,12 +108,14 @@ FAULTS: Final[dict[str, Fault]] = {
     "a column is a string": Fault(_columns(_COLUMN, '"b"'), ".columns[1]", "Expected `object`, got `str`"),
     "a column without a name": Fault(_columns('{"value":1}'), ".columns[0].column", "is missing"),
     "a column without value": Fault(_columns(_COLUMN, '{"column":"b"}'), ".columns[1].value", "is missing"),
-    "a column with more": Fault(_columns('{"column":"a","value":1,"hlc":"1"}'), ".columns[0]", "unknown field `hlc`"),
+    "a column with another member": Fault(
+        _columns('{"column":"a","value":1,"hlc":"1"}'), ".columns[0]", "unknown field `hlc`"
+    ),
     "a column's name is a number": Fault(_columns('{"column":1,"value":1}'), ".columns[0].column", "Expected `str`"),
     "a column's name": Fault(_columns(_COLUMN, '{"column":"b c","value":1}'), ".columns[1].column", _NAME),
     "a column's name has NUL": Fault(_columns(r'{"column":"b\u0000","value":1}'), ".columns[0].column", _NAME),
-    "a column twice": Fault(_columns(_COLUMN, _COLUMN), ".columns[1].column", "'a' appears more than once"),
-    "a column twice, by escapes": Fault(
+    "a repeated column": Fault(_columns(_COLUMN, _COLUMN), ".columns[1].column", "'a' appears more than once"),
+    "a repeated column, spelled with escapes": Fault(
         _columns(_COLUMN, r'{"column":"\u0061","value":2}'), ".columns[1].column", "'a' appears more than once"
     ),
     "too many columns": Fault(
@@ -137,6 +141,6 @@ NOT_JSON: Final = {
         f"a value is {text or 'nothing'}": delta_text(columns=f'[{{"column":"a","value":{text}}}]')
         for text in ("NaN", "Infinity", "-Infinity", "undefined", "", "01", "1.", ".5", "+1", "'a'", '"\t"')
     },
-    "no end": delta_text()[:-1],
-    "a comma too many": delta_text().replace("}", ",}", 1),
+    "truncated": delta_text()[:-1],
+    "an extra comma": delta_text().replace("}", ",}", 1),
 }

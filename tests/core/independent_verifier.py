@@ -1,7 +1,7 @@
-"""A proof verifier written from docs/reference/proofs.md alone.
+"""A proof verifier that follows only docs/reference/proofs.md and imports nothing from Oncelog.
 
-It imports nothing from Oncelog. Records and blocks are mappings with the field names that the document uses. If the
-verifier and the code disagree, then one of them or the document is wrong.
+Records and blocks are mappings with the field names that the document uses. If the verifier and the code disagree, one
+of them or the document is wrong.
 """
 
 import hashlib

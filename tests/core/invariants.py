@@ -68,7 +68,7 @@ class ObservedSync(Struct, frozen=True):
 
 
 class History(Struct):
-    """Everything recorded about a run. Fields that were not recorded remain empty and are not checked."""
+    """Everything recorded about a run. A field that was not recorded remains empty and is not checked."""
 
     records: Sequence[Record]
     """All records in the store."""

@@ -47,7 +47,7 @@ from oncelog.testing.memory_log import MemoryLog
 
 
 def compare(history: History) -> Counter[str]:
-    """Run the history through both and compare verdicts and state. Return the number of verdicts by kind."""
+    """Run the history through both, and compare verdicts and state. Return the number of verdicts of each kind."""
     log, model = MemoryLog(history.settings, draw=bytes), PlanModel(history.settings)
     verdicts_by_kind: Counter[str] = Counter()
     for number, (batch, now_ms, validate) in enumerate(history.steps):
@@ -66,7 +66,7 @@ def compare(history: History) -> Counter[str]:
 
 
 def remove_messages(verdict: Verdict) -> Verdict:
-    """Remove the messages and field names that the model does not produce."""
+    """Remove the messages and field names, because the model does not produce them."""
     if not isinstance(verdict, Refused):
         return verdict
     names_an_entity = verdict.reason in (
@@ -166,7 +166,9 @@ def build_record(write: Write) -> Record:
 
 
 def compare_memory(log: MemoryLog, model: PlanModel) -> None:
-    """Compare keys, client sequences, clients and leases. A store may still have expired entries, but no others."""
+    """Compare keys, client sequences, clients and leases. A store may still have expired entries, but no additional
+    ones.
+    """
     keys, numbers, clients = set(), set(), set()
     for write in model.writes():
         submission, receipt = write.submission, write.receipt
@@ -256,7 +258,7 @@ def collect_relationships(operations: Sequence[tuple[int, Operation]]) -> dict[t
 
 
 def check_read_sets(history: History) -> None:
-    """Assert that `plan` reads and writes only the keys in its read set, and does not modify the snapshot."""
+    """Assert that `plan` reads and writes only keys in its read set, and does not modify the snapshot."""
     log = MemoryLog(history.settings, draw=bytes)
     for batch, now_ms, validate in history.steps:
         needs = build_read_set(batch, history.settings)

@@ -52,12 +52,12 @@ from oncelog.errors import PolicyError
 
 START_MS: Final = 1_000_000_000_000
 SCOPES: Final = ("a", "é", "c")
-"""With 2 lanes, the second scope has a lane to itself; with 7 lanes, the first has."""
+"""With 2 lanes, the second scope is alone in its lane; with 7 lanes, the first one is."""
 CLIENTS: Final = ("x", "y")
 MEMBERS: Final = ("m", "n", "l")
 CONSUMERS: Final = ("q", "r")
 RATES: Final = (Rate(100, 2), Rate(70, 1), Rate(300, 3), Rate(1, 2))
-"""Some of the rates refill in the time that passes between two batches."""
+"""Some of these rates refill between two batches."""
 FINGERPRINTS: Final = (b"f", b"f", b"f", b"g")
 SNAPSHOT_TABLES: Final = tuple(
     name for name in Snapshot.__struct_fields__ if name not in ("settings", "tenants", "past_members")
@@ -185,7 +185,8 @@ class HistoryGenerator:
                 self.model.submit([Request((items[-1],))], self.now_ms, validate)
         del self.model.history[before:]
         mode = self.pick(Mode.EACH, Mode.ALL, Mode.UNTIL_REFUSED)
-        is_admitted_whole = self.rate is not None and len(items) > 2  # no draw, which would make other cases rarer
+        # Without a draw, because a draw would make other cases rarer.
+        is_admitted_whole = self.rate is not None and len(items) > 2
         request = Request(tuple(items), mode, is_admitted_whole)
         self.model.submit([request], self.now_ms, validate)
         return request
@@ -390,7 +391,7 @@ class HistoryGenerator:
         actor = self.pick("", "", *MEMBERS)
         present = self.pick(True, True, False)
         role = self.pick(None, None, Role.OWNER, Role.MEMBER) if present else None
-        only_if_member = role is not None and actor == MEMBERS[0]  # no draw, as in `request`
+        only_if_member = role is not None and actor == MEMBERS[0]  # Without a draw, as in `request`.
         return SetMember(*self.scope_and_member(), present, actor, role, only_if_member)
 
     def open_stream(self, _: Policy) -> OpenStream:

@@ -66,7 +66,7 @@ def refused(reason: Reason, *, current: int = 0, value: bytes | None = None, ret
 
 
 class PlanModel:
-    """Decides batches by scanning all past events."""
+    """Decides batches by scanning all earlier events."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -232,7 +232,7 @@ class PlanModel:
         return last.submission.client_sequence
 
     def lease(self, item: Submission | Leased) -> Lease | None:
-        """Return the newest lease of the key, unless a later write used the key or the lease is too old."""
+        """Return the newest lease of the key, unless a later write used the key or the lease has been forgotten."""
         lease: Lease | None = None
         for event in self.history:
             if isinstance(event, LeaseChange) and identity_of(event.item) == identity_of(item):

@@ -1,4 +1,4 @@
-"""Events in the history of the model of `plan`."""
+"""Events in the history of the `plan` model."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from oncelog.core.values import Acknowledge, Lease, Receipt, Role, SetCursor, Se
 
 
 class Write(NamedTuple):
-    """A submission committed in the batch with that number."""
+    """A submission that the batch with that number committed."""
 
     submission: Submission
     receipt: Receipt

@@ -1,4 +1,4 @@
-"""Rules of the model of `plan` (`plan_model`) that need no history."""
+"""Rules of the `plan` model (`plan_model`) that need no history."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeVar

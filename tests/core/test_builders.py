@@ -1,4 +1,4 @@
-"""Submissions from JSON."""
+"""Submissions built from JSON."""
 
 import unicodedata
 from hashlib import sha256
@@ -26,7 +26,7 @@ NOTES = Policy(name="notes", key_bytes=(1, 64), order=Order.STREAM, on_reuse=OnR
 
 
 @pytest.mark.rule("EV-9")
-def test_event_example() -> None:
+def test_event_becomes_a_submission_in_canonical_form() -> None:
     written = event(ID, {"type": "placed", "order": 17.0}, ["b", "a", "b"], actor="user:ann", expected_position=4)
     assert written == Submission(
         policy=EVENTS,
@@ -153,7 +153,7 @@ def test_partition_length_is_checked_after_normalisation() -> None:
         ({"type": "placed", "at": {1}}, "$.event.at"),
     ],
 )
-def test_event_is_an_object_of_a_type_with_a_canonical_form(value: Any, path: str) -> None:
+def test_event_must_be_an_object_with_a_type_and_a_canonical_form(value: Any, path: str) -> None:
     with pytest.raises(CanonicalError) as raised:
         event(ID, value, ["a"])
     assert raised.value.path == path
@@ -187,7 +187,7 @@ def test_equivalent_spelling_of_an_event_is_a_retry() -> None:
 # --- writes under user policies ----------------------------------------------------------------------
 
 
-def test_write_example() -> None:
+def test_write_becomes_a_submission_in_canonical_form() -> None:
     numbered = Policy(
         name="numbered",
         key_bytes=(1, 64),

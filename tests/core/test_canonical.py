@@ -79,7 +79,7 @@ def test_canonical_form_is_a_fixed_point(value: Any) -> None:
 
 @pytest.mark.rule("CO-4")
 @given(values, st.sampled_from([None, 1, "\t"]), st.booleans())
-def test_equal_values_have_one_form_in_any_spelling(value: Any, indent: Any, ascii_only: bool) -> None:
+def test_equal_values_have_one_form_regardless_of_spelling(value: Any, indent: Any, ascii_only: bool) -> None:
     spelled = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
     assert canonical_text(spelled) == canonical(value)
     assert canonical_text(spelled.encode()) == canonical(value)
@@ -159,12 +159,12 @@ def test_common_values_take_the_fast_path(value: Any, is_fast: bool) -> None:
         ("1424953923781206.2", "1424953923781206.2"),
     ],
 )
-def test_number_forms(written: str, form: str) -> None:
+def test_numbers_have_one_canonical_form(written: str, form: str) -> None:
     assert canonical_text(written) == form.encode()
 
 
 @pytest.mark.rule("CO-1")
-def test_example_of_the_rfc() -> None:
+def test_example_of_the_rfc_has_the_documented_form() -> None:
     written = (
         r'{"numbers":[333333333.33333329,1E30,4.50,2e-3,0.000000000000000000000000001],'
         r'"string":"\u20ac$\u000F\u000aA'
@@ -317,7 +317,7 @@ def test_invalid_wide_and_deep_input_costs_linear_memory() -> None:
     assert peak_bytes < 20 * len(text)
 
 
-def test_deep_caller_stack_gets_a_form_or_an_error() -> None:
+def test_nested_value_is_encoded_even_from_a_deep_caller_stack() -> None:
     def from_depth(frames: int) -> bytes:
         return canonical(nested(60)) if frames == 0 else from_depth(frames - 1)
 
@@ -410,7 +410,7 @@ def test_strict_form_equals_the_naive_form_and_is_valid_json(value: Any) -> None
         ([2**63 - 1, -(2**63)], "[9223372036854775807,-9223372036854775808]"),
     ],
 )
-def test_strict_form_examples(value: Any, form: str) -> None:
+def test_run_arguments_have_the_expected_strict_form(value: Any, form: str) -> None:
     assert canonical_args(value) == form.encode()
 
 
@@ -432,7 +432,7 @@ def test_strict_form_examples(value: Any, form: str) -> None:
         ({"a": b""}, "$.a"),
     ],
 )
-def test_strict_form_refuses_with_the_path(value: Any, path: str) -> None:
+def test_value_without_a_strict_form_is_refused_with_its_path(value: Any, path: str) -> None:
     with pytest.raises(CanonicalError) as refused:
         canonical_args(value)
     assert refused.value.path == path

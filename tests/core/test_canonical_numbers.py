@@ -66,7 +66,7 @@ def get_refusal(encode: Any, value: Any) -> CanonicalError:
 
 @pytest.mark.rule("CO-1", "CO-2", "CO-4")
 @pytest.mark.parametrize("sample", APPENDIX_B, ids=[one["ieee"] for one in APPENDIX_B])
-def test_samples_of_rfc_8785_appendix_b(sample: dict[str, Any]) -> None:
+def test_doubles_of_rfc_8785_appendix_b_have_the_documented_text(sample: dict[str, Any]) -> None:
     number = double_of(sample["ieee"])
     if "refused" in sample:
         for encode in (canonical, canonical_exact):

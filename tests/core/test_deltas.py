@@ -59,7 +59,7 @@ def with_id(members: dict[str, Any]) -> dict[str, Any]:
 
 
 def decode_all(body: bytes) -> list[RowDelta]:
-    """Return all deltas of the body, each checked."""
+    """Check and return all deltas of the body."""
     return [
         to_row_delta(given, given.compute_id(), f"deltas[{index}]")
         for index, given in enumerate(decode_push(body).deltas)
@@ -214,7 +214,7 @@ def test_wrong_delta_id_is_refused_with_the_right_one(forged: str) -> None:
 
 
 @pytest.mark.rule("DE-2")
-def test_no_text_escapes_its_field() -> None:
+def test_field_text_cannot_be_confused_with_the_next_field() -> None:
     """The id is built from text, so a value that looks like the next field must not be confused with it."""
     honest = id_of({**GOOD, "hlc": "1", "rowId": "x"})
     for members in (

@@ -11,7 +11,7 @@ from oncelog.core.internal_records import Gap, check_restore_record, count_missi
 from oncelog.core.values import Applied, Leap, Reason, Record, Refused, Request, SetMember
 
 RUNS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 30)), max_size=4)
-"""For each leap: how many records are committed before it, and how far it goes."""
+"""For each leap: the number of records committed before it, and its distance."""
 
 
 def history(runs: list[tuple[int, int]], rest: int) -> tuple[list[int], list[Gap]]:
@@ -30,7 +30,7 @@ def history(runs: list[tuple[int, int]], rest: int) -> tuple[list[int], list[Gap
 
 @pytest.mark.rule("CO-12")
 @given(RUNS, st.integers(0, 5), st.integers(0, 150), st.integers(0, 150))
-def test_missing_numbers_are_those_without_a_record(
+def test_gaps_contain_exactly_the_numbers_without_a_record(
     runs: list[tuple[int, int]], rest: int, after: int, upto: int
 ) -> None:
     numbers, gaps = history(runs, rest)
@@ -50,7 +50,7 @@ def test_last_evicting_position_has_a_record(runs: list[tuple[int, int]], rest: 
     assert find_last_eviction(upto, interval, gaps) == max(evicting, default=0)
 
 
-def leapt() -> Log:
+def log_with_a_leap() -> Log:
     log = Log()
     log(SetMember("chat/1", "user:ann"))
     for write in (event(1), event(2), message(1)):
@@ -71,8 +71,8 @@ def history_of(records: list[Record], log: Log) -> History:
 
 
 @pytest.mark.rule("CO-12")
-def test_invariants_accept_a_gap_at_a_restore_record_only() -> None:
-    log = leapt()
+def test_invariants_accept_a_gap_only_at_a_restore_record() -> None:
+    log = log_with_a_leap()
     assert find_violations(history_of(list(log.records), log)) == []
     without = [record for record in log.records if record.position != 1001]
     found = find_violations(history_of(without, log))
@@ -83,15 +83,15 @@ def test_invariants_accept_a_gap_at_a_restore_record_only() -> None:
 @pytest.mark.parametrize(
     "changed", [{"height": 7}, {"actor": "user:eve"}, {"key": b"k"}, {"partitions": ("p",)}, {"sequence": 1}]
 )
-def test_restore_record_has_nothing_else_in_its_header(changed: dict[str, object]) -> None:
-    record = next(one for one in leapt().records if one.position == 1001)
+def test_header_of_a_restore_record_contains_no_other_field(changed: dict[str, object]) -> None:
+    record = next(one for one in log_with_a_leap().records if one.position == 1001)
     assert check_restore_record(record) is None
     assert check_restore_record(replace(record, **changed)) is not None
 
 
 @pytest.mark.rule("CO-12")
-def test_leap_is_alone_in_its_batch_and_goes_forward() -> None:
-    log = leapt()
+def test_leap_must_be_alone_in_its_batch_and_go_forward() -> None:
+    log = log_with_a_leap()
     for above in (-1, 2**47 + 1, True):
         refused = log(Leap(above))
         assert isinstance(refused, Refused)

@@ -61,10 +61,10 @@ def test_frame_is_label_length_value() -> None:
 @pytest.mark.rule("RU-1", "RU-10", "LG-14")
 @given(st.lists(st.binary(max_size=12), max_size=4), st.lists(st.binary(max_size=12), max_size=4))
 def test_shifted_frame_boundaries_do_not_collide(left: list[bytes], right: list[bytes]) -> None:
-    def framed(values: list[bytes]) -> bytes:
+    def frame_all(values: list[bytes]) -> bytes:
         return b"".join(frame(b"v", value) for value in values)
 
-    assert (framed(left) == framed(right)) == (left == right)
+    assert (frame_all(left) == frame_all(right)) == (left == right)
 
 
 # --- events ------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_fingerprint_is_the_hash_of_the_canonical_form(names: list[str], event: 
 
 
 @pytest.mark.rule("EV-6", "CO-5")
-def test_fingerprints_are_equal_exactly_for_equal_content() -> None:
+def test_fingerprints_are_equal_if_and_only_if_the_content_is_equal() -> None:
     base = fingerprint_from_json({"partitions": ["a", "b"], "event": {"type": "x", "n": 1}})
     assert fingerprint_from_json(parse('{"event":{"n":1.0,"type":"x"},"partitions":["b","a","a"]}')) == base
     for other in (
@@ -363,7 +363,9 @@ operations = (
 
 @pytest.mark.rule("LG-14")
 @given(st.lists(operations, max_size=4), st.lists(operations, max_size=4))
-def test_request_hashes_are_equal_exactly_for_equal_operations(left: list[Operation], right: list[Operation]) -> None:
+def test_request_hashes_are_equal_if_and_only_if_the_operations_are_equal(
+    left: list[Operation], right: list[Operation]
+) -> None:
     assert (request_hash(left) == request_hash(right)) == (left == right)
 
 

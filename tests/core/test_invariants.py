@@ -92,7 +92,7 @@ def test_reuse_of_an_expired_key_is_not_a_violation() -> None:
     history = run([transaction(1, 1, client="c2"), message(1), transaction(1, 1)], log)
     assert len(list_submissions(history.records)) == 5
     assert find_violations(history) == []
-    assert found(replace(history, records=[replace(one, log_time_ms=5) for one in history.records])) >= {
+    assert violated_invariants(replace(history, records=[replace(one, log_time_ms=5) for one in history.records])) >= {
         "idempotency_guarantee"
     }
 
@@ -102,11 +102,11 @@ def list_submissions(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record.policy != AUDIT_POLICY]
 
 
-def found(history: History) -> set[str]:
+def violated_invariants(history: History) -> set[str]:
     return {violation.invariant for violation in find_violations(history)}
 
 
-def damaged(**changes: Any) -> History:
+def damaged_history(**changes: Any) -> History:
     return replace(build_history(), **changes)
 
 
@@ -129,19 +129,19 @@ def test_invariant_names_are_unique() -> None:
     ],
 )
 def test_stream_without_owner_or_with_a_wrong_roster_is_found(change: dict[str, Any]) -> None:
-    assert found(damaged(**change)) == {"streams_have_owners"}
+    assert violated_invariants(damaged_history(**change)) == {"streams_have_owners"}
 
 
 @pytest.mark.rule("CH-13")
 def test_sequence_gap_or_repetition_is_found() -> None:
     records = [replace(one, sequence=1) if one.policy == "chat" else one for one in build_history().records]
-    assert "sequence_monotonic" in found(damaged(records=records))
+    assert "sequence_monotonic" in violated_invariants(damaged_history(records=records))
 
 
 @pytest.mark.rule("CO-17")
 def test_decreasing_log_time_is_found() -> None:
     records = [replace(one, log_time_ms=5) if one.position == 3 else one for one in build_history().records]
-    assert "log_time_never_goes_back" in found(damaged(records=records))
+    assert "log_time_never_goes_back" in violated_invariants(damaged_history(records=records))
 
 
 @pytest.mark.rule("CH-2", "CH-13")
@@ -149,7 +149,7 @@ def test_stream_in_two_lanes_is_found() -> None:
     records = [
         replace(one, lane=9) if (one.policy, one.sequence) == ("chat", 2) else one for one in build_history().records
     ]
-    assert "sequence_monotonic" in found(damaged(records=records))
+    assert "sequence_monotonic" in violated_invariants(damaged_history(records=records))
 
 
 @pytest.mark.rule("LG-6", "CO-14")
@@ -157,28 +157,34 @@ def test_repeated_client_sequence_is_found() -> None:
     history = build_history()
     (numbered,) = [one for one in history.records if one.client_sequence == 2]
     for again in (replace(numbered, position=3, sequence=3), replace(numbered, position=3, sequence=3, key=key(8))):
-        assert "idempotency_guarantee" in found(damaged(records=[*history.records, again]))
+        assert "idempotency_guarantee" in violated_invariants(damaged_history(records=[*history.records, again]))
 
 
 @pytest.mark.rule("CH-13", "CO-14")
 def test_two_records_under_one_key_are_found() -> None:
     records = build_history().records
     twice = [*records, replace(list_submissions(records)[0], position=4)]
-    assert "idempotency_guarantee" in found(damaged(records=twice))
-    assert "idempotency_guarantee" in found(damaged(policies={}))
+    assert "idempotency_guarantee" in violated_invariants(damaged_history(records=twice))
+    assert "idempotency_guarantee" in violated_invariants(damaged_history(policies={}))
 
 
 @pytest.mark.rule("CH-13")
 def test_incomplete_sync_is_found() -> None:
-    assert found(damaged(syncs=[ObservedSync("ann", "chat/1", 0, 2, [2])])) == {"sync_completeness"}
-    assert found(damaged(syncs=[ObservedSync("ann", "chat/1", 1, 2, [2])])) == set()
-    assert found(damaged(syncs=[ObservedSync("ann", "chat/1", 0, 1, [1])])) == set()
+    assert violated_invariants(damaged_history(syncs=[ObservedSync("ann", "chat/1", 0, 2, [2])])) == {
+        "sync_completeness"
+    }
+    assert violated_invariants(damaged_history(syncs=[ObservedSync("ann", "chat/1", 1, 2, [2])])) == set()
+    assert violated_invariants(damaged_history(syncs=[ObservedSync("ann", "chat/1", 0, 1, [1])])) == set()
 
 
 @pytest.mark.rule("CH-13")
 def test_inconsistent_delivery_state_is_found() -> None:
-    assert found(damaged(acknowledged={("chat/1", "user:ann"): 3})) == {"delivery_state_consistency"}
-    assert found(damaged(acknowledged={("chat/none", "user:ann"): 1})) == {"delivery_state_consistency"}
+    assert violated_invariants(damaged_history(acknowledged={("chat/1", "user:ann"): 3})) == {
+        "delivery_state_consistency"
+    }
+    assert violated_invariants(damaged_history(acknowledged={("chat/none", "user:ann"): 1})) == {
+        "delivery_state_consistency"
+    }
 
 
 @pytest.mark.rule("CO-10")
@@ -200,7 +206,7 @@ def test_partial_commit_is_found() -> None:
         {"keys": {one: what for one, what in history.keys.items() if one[0] != "ledger"}},
     ]
     for change in changes:
-        assert found(damaged(**change)) == {"commits_are_whole"}, change
+        assert violated_invariants(damaged_history(**change)) == {"commits_are_whole"}, change
 
 
 @pytest.mark.rule("CO-10")
@@ -208,53 +214,67 @@ def test_partial_commit_is_found() -> None:
 def test_missing_record_is_found_despite_a_correct_head(lost: int) -> None:
     events = [record for record in build_history().records if record.lane == 0]
     missing = [record for record in build_history().records if record != events[lost]]
-    assert "commits_are_whole" in found(damaged(records=missing, keys=None, answers=[], readings=[]))
+    assert "commits_are_whole" in violated_invariants(
+        damaged_history(records=missing, keys=None, answers=[], readings=[])
+    )
     messages = [replace(one, sequence=3) if one.sequence == 2 else one for one in build_history().records]
-    assert "commits_are_whole" in found(damaged(records=messages, streams=None))
+    assert "commits_are_whole" in violated_invariants(damaged_history(records=messages, streams=None))
 
 
 @pytest.mark.rule("CO-11")
 def test_answer_without_receipt_needs_a_client_sequence() -> None:
     nowhere = [Answer(identity_of(77), b"x", Replayed(None))]
-    assert found(damaged(answers=nowhere)) == {"answers_are_durable"}
-    assert found(damaged(answers=[Answer(("ledger", "org/1", "c1", key(77)), b"x", Replayed(None), 1)])) == set()
+    assert violated_invariants(damaged_history(answers=nowhere)) == {"answers_are_durable"}
+    assert (
+        violated_invariants(
+            damaged_history(answers=[Answer(("ledger", "org/1", "c1", key(77)), b"x", Replayed(None), 1)])
+        )
+        == set()
+    )
 
 
 @pytest.mark.rule("CO-11")
 def test_answer_without_record_is_found() -> None:
     history = build_history()
     lost = [record for record in history.records if record.key != key(3) or record.policy != "events"]
-    assert "answers_are_durable" in found(damaged(records=lost))
+    assert "answers_are_durable" in violated_invariants(damaged_history(records=lost))
     receipt = list_submissions(history.records)[0].receipt
     moved = Answer(identity_of(1), b"x", Committed(replace(receipt, log_time_ms=7)))
-    assert found(damaged(answers=[moved])) == {"answers_are_durable"}
+    assert violated_invariants(damaged_history(answers=[moved])) == {"answers_are_durable"}
 
 
 @pytest.mark.rule("CO-12")
 def test_reused_number_is_found() -> None:
     history = build_history()
     other = Answer(identity_of(9), b"x", Committed(history.records[0].receipt))
-    assert "numbers_are_never_reused" in found(damaged(answers=[*history.answers, other]))
+    assert "numbers_are_never_reused" in violated_invariants(damaged_history(answers=[*history.answers, other]))
     remembered_otherwise = ObservedRead("before the crash", 0, 2, 3, [(3, identity_of(8))])
-    assert found(damaged(readings=[remembered_otherwise])) == {"numbers_are_never_reused"}
+    assert violated_invariants(damaged_history(readings=[remembered_otherwise])) == {"numbers_are_never_reused"}
     message_twice = [
         replace(one, sequence=1, key=key(50 + one.position)) if one.policy == "chat" else one for one in history.records
     ]
-    assert "numbers_are_never_reused" in found(damaged(records=message_twice, keys=None, answers=[]))
+    assert "numbers_are_never_reused" in violated_invariants(
+        damaged_history(records=message_twice, keys=None, answers=[])
+    )
 
 
 @pytest.mark.rule("CO-13")
 @pytest.mark.parametrize("seen", [[1, 3], [1, 2], [1, 2, 2, 3], [2, 1, 3], [1, 2, 3, 4], []])
 def test_event_missed_by_a_reader_is_found(seen: list[int]) -> None:
     reading = ObservedRead("reader", 0, 0, 3, [(position, identity_of(position)) for position in seen])
-    assert "readers_miss_nothing" in found(damaged(readings=[reading]))
+    assert "readers_miss_nothing" in violated_invariants(damaged_history(readings=[reading]))
 
 
 @pytest.mark.rule("CO-13")
 def test_partition_reader_is_checked_against_its_partition() -> None:
-    assert found(damaged(readings=[ObservedRead("reader", 0, 0, 3, [(2, identity_of(2))], "p")])) == set()
-    assert found(damaged(readings=[ObservedRead("reader", 0, 2, 3, [], "p")])) == set()
-    assert found(damaged(readings=[ObservedRead("reader", 0, 0, 3, [], "p")])) == {"readers_miss_nothing"}
+    assert (
+        violated_invariants(damaged_history(readings=[ObservedRead("reader", 0, 0, 3, [(2, identity_of(2))], "p")]))
+        == set()
+    )
+    assert violated_invariants(damaged_history(readings=[ObservedRead("reader", 0, 2, 3, [], "p")])) == set()
+    assert violated_invariants(damaged_history(readings=[ObservedRead("reader", 0, 0, 3, [], "p")])) == {
+        "readers_miss_nothing"
+    }
 
 
 @pytest.mark.rule("CO-14")
@@ -263,8 +283,10 @@ def test_two_outcomes_of_one_identity_are_found() -> None:
     reused: Verdict = Refused(Reason.IDENTITY_REUSED, "")
     success: Verdict = Committed(list_submissions(history.records)[0].receipt)
     first = Answer(identity_of(1), b"x", success)
-    assert found(damaged(answers=[first])) == set()
-    assert found(damaged(answers=[Answer(identity_of(1), b"other", success)])) == {"one_outcome_each_identity"}
+    assert violated_invariants(damaged_history(answers=[first])) == set()
+    assert violated_invariants(damaged_history(answers=[Answer(identity_of(1), b"other", success)])) == {
+        "one_outcome_each_identity"
+    }
     differs: list[Verdict] = [
         reused,
         Refused(Reason.SEQUENCE_REUSED, ""),
@@ -272,14 +294,14 @@ def test_two_outcomes_of_one_identity_are_found() -> None:
     ]
     for verdict in differs:
         told = Answer(identity_of(1), b"x", verdict)
-        assert found(damaged(answers=[first, told])) == {"one_outcome_each_identity"}
-        assert found(damaged(answers=[told])) == set(), "correct before the first commit"
-    assert found(damaged(answers=[first, first])) == {"one_outcome_each_identity"}
+        assert violated_invariants(damaged_history(answers=[first, told])) == {"one_outcome_each_identity"}
+        assert violated_invariants(damaged_history(answers=[told])) == set(), "correct before the first commit"
+    assert violated_invariants(damaged_history(answers=[first, first])) == {"one_outcome_each_identity"}
     (hello, *_) = [one for one in history.records if one.policy == "chat"]
     identity = ("chat", hello.scope, "", hello.key)
     for mismatch, wrong in ((True, set()), (False, {"one_outcome_each_identity"})):
         told = Answer(identity, b"other", Replayed(hello.receipt, mismatch=mismatch))
-        assert found(damaged(answers=[told])) == wrong
+        assert violated_invariants(damaged_history(answers=[told])) == wrong
 
 
 @pytest.mark.rule("CO-14", "LG-13")
@@ -315,7 +337,7 @@ def test_wrong_refusal_before_the_commit_is_found() -> None:
 def test_retention_limits_equal_those_of_plan(
     make: Callable[[int], Submission], ttl_ms: int, is_free_at_ttl: bool
 ) -> None:
-    """Build two records of one key by hand, and check at which time distances the second one is allowed."""
+    """Build two records of one key by hand, and check for which time differences the second one is allowed."""
     for distance_ms, is_free in ((ttl_ms - 1, False), (ttl_ms, is_free_at_ttl), (ttl_ms + 1, True)):
         log = Log(eviction_interval=2)
         run([make(1)], log)
@@ -325,4 +347,4 @@ def test_retention_limits_equal_those_of_plan(
         evicting = replace(first, position=2, sequence=2, key=key(2), client="c2", log_time_ms=later_ms)
         second = replace(first, position=3, sequence=3, log_time_ms=later_ms)
         history = History(records=[first, evicting, second], settings=log.snapshot.settings)
-        assert ("idempotency_guarantee" in found(history)) == (not is_free), distance_ms
+        assert ("idempotency_guarantee" in violated_invariants(history)) == (not is_free), distance_ms

@@ -41,7 +41,7 @@ def test_combining_marks_are_in_the_searched_range() -> None:
         assert not unicodedata.combining(decomposed[0])
 
 
-def test_characters_that_decompose_to_marks_are_marks_or_listed() -> None:
+def test_characters_that_decompose_to_marks_are_marks_or_listed_exceptions() -> None:
     for code in range(*canonical._COMBINING_MARKS):
         decomposed = unicodedata.normalize("NFD", chr(code))
         is_mark = unicodedata.combining(chr(code)) > 0 or chr(code) in canonical._COMPOSED_MARKS
@@ -98,11 +98,11 @@ def test_long_run_of_combining_marks_is_sorted_before_normalisation(monkeypatch:
     composed: list[str] = []
     normalize = unicodedata.normalize
 
-    def spy(form: Any, text: str) -> str:
+    def record_normalisation(form: Any, text: str) -> str:
         if form == "NFC":
             composed.append(text)
         return normalize(form, text)
 
-    monkeypatch.setattr(unicodedata, "normalize", spy)
+    monkeypatch.setattr(unicodedata, "normalize", record_normalisation)
     nfc("a" + "\u0301\u0327" * 1000)
     assert composed == ["a" + "\u0327" * 1000 + "\u0301" * 1000]

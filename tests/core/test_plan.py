@@ -66,7 +66,7 @@ def test_equal_identities_in_one_group_commit_are_committed_once() -> None:
 
 
 @pytest.mark.rule("CH-4", "DE-4")
-def test_retry_with_other_content_reports_a_mismatch_where_the_first_wins() -> None:
+def test_retry_with_other_content_reports_a_mismatch_if_the_first_write_wins() -> None:
     log = Log()
     log(SetMember("chat/1", "user:ann"))
     receipt = assert_committed(log(message(1, "hello")))
@@ -172,7 +172,7 @@ def test_items_of_a_request_are_independent_by_default() -> None:
 
 
 @pytest.mark.rule("DE-6", "DE-8")
-def test_refused_all_request_changes_nothing() -> None:
+def test_refused_request_in_mode_all_changes_nothing() -> None:
     log = Log(eviction_interval=1)
     log(delta(1, op=Op.INSERT, a="1"))
     before = [dict(getattr(log.snapshot, name)) for name in ("heads", "keys", "streams", "rows")]
@@ -210,7 +210,7 @@ def test_refused_request_does_not_affect_others_in_its_group_commit() -> None:
 
 
 @pytest.mark.rule("EV-18")
-def test_until_refused_commits_the_items_before_the_refusal() -> None:
+def test_mode_until_refused_commits_the_items_before_the_refusal() -> None:
     log = Log()
     log(event(1))
     verdicts = log.submit_request(event(2), event(1, "other"), event(3), event(4), mode=Mode.UNTIL_REFUSED)
@@ -305,7 +305,7 @@ def test_known_delta_changes_nothing() -> None:
 
 
 @pytest.mark.rule("DE-4", "DE-8", "CO-18")
-def test_drift_is_checked_against_log_time_for_new_deltas_only() -> None:
+def test_drift_of_new_deltas_is_checked_against_log_time() -> None:
     log = Log()
     exactly = (log.now_ms + 5000) << 16
     assert_committed(log(delta(1, exactly + 65_535, a="1")))

@@ -73,7 +73,7 @@ def test_non_member_gets_one_answer_for_existing_and_missing_streams() -> None:
 
 
 @pytest.mark.rule("CH-9")
-def test_opened_stream_accepts_members_only() -> None:
+def test_opened_stream_accepts_only_members() -> None:
     log = Log()
     first, second = log.submit_request(OpenStream("chat/1", "user:ann"), OpenStream("chat/1", "user:bob"))
     assert first == Applied(changed=True)
@@ -142,22 +142,22 @@ def test_known_write_is_replayed_despite_stricter_checks() -> None:
     log = Log()
     asked: list[bytes] = []
 
-    def strict(submission: Submission) -> str:
+    def refuse(submission: Submission) -> str:
         asked.append(submission.key)
         return "no longer allowed"
 
     receipt = assert_committed(log(event(1, expected_position=0)))
     known_only = event(1, expected_position=0, known_only=True)
-    assert assert_replayed(log(known_only, strict)).receipt == receipt
+    assert assert_replayed(log(known_only, refuse)).receipt == receipt
     assert not asked
-    assert assert_refused(log(event(2), strict), Reason.INVALID).message == "no longer allowed"
+    assert assert_refused(log(event(2), refuse), Reason.INVALID).message == "no longer allowed"
     assert asked == [key(2)]
     assert_refused(log(event(2, known_only=True)), Reason.NOT_KNOWN)
 
 
 @pytest.mark.rule("CO-18")
 def test_checks_run_in_the_documented_order() -> None:
-    """Each submission fails a certain check and all later ones, and the first failed check decides."""
+    """Each submission fails a certain check and all later ones. The first failed check decides the verdict."""
     all_at_once = Policy(
         name="all",
         key_bytes=(1, 16),
@@ -197,7 +197,7 @@ def test_checks_run_in_the_documented_order() -> None:
     )
     assert_committed(log(known))
 
-    def objects(_: Submission) -> str:
+    def object_to_all(_: Submission) -> str:
         return "objection"
 
     steps: list[tuple[dict[str, object], Reason]] = [
@@ -212,7 +212,7 @@ def test_checks_run_in_the_documented_order() -> None:
     changes: dict[str, object] = {}
     for change, reason in steps:
         changes.update(change)
-        assert_refused(log(submission(**changes), objects), reason)
+        assert_refused(log(submission(**changes), object_to_all), reason)
     assert_refused(log(submission(**changes)), Reason.NOT_KNOWN)
     assert_committed(log(submission(**{**changes, "known_only": False})))
 

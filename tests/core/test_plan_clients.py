@@ -61,7 +61,7 @@ def test_write_without_key_is_retried_by_its_client_sequence() -> None:
 
 
 @pytest.mark.rule("LG-13", "LG-15")
-def test_stored_record_decides_about_an_evicted_client_sequence() -> None:
+def test_stored_record_decides_the_answer_to_an_evicted_client_sequence() -> None:
     log = Log(eviction_interval=1)
     first = assert_committed(log(transaction(1, 1)))
     log.now_ms += DAY_MS
@@ -79,8 +79,8 @@ def test_stored_record_decides_about_an_evicted_client_sequence() -> None:
 
 
 @pytest.mark.rule("LG-15")
-def test_eviction_is_strict_and_runs_at_its_interval_only() -> None:
-    def last_of(eviction_interval: int, later_ms: int) -> int:
+def test_eviction_is_strict_and_runs_only_at_its_interval() -> None:
+    def last_sequence_after(eviction_interval: int, later_ms: int) -> int:
         """Return the last sequence in the refusal of a gap, after another client has written."""
         log = Log(eviction_interval=eviction_interval)
         log(transaction(1, 1))
@@ -88,10 +88,10 @@ def test_eviction_is_strict_and_runs_at_its_interval_only() -> None:
         log(transaction(1, 1, client="c2"))
         return assert_refused(log(transaction(99, 9)), Reason.SEQUENCE_GAP).current
 
-    assert last_of(1, DAY_MS) == 1, "an age equal to the time to live is not older"
-    assert last_of(1, DAY_MS + 1) == 0
-    assert last_of(2, DAY_MS + 1) == 0, "position 2 evicts"
-    assert last_of(3, DAY_MS + 1) == 1, "no eviction before position 3"
+    assert last_sequence_after(1, DAY_MS) == 1, "an age equal to the time to live is not older"
+    assert last_sequence_after(1, DAY_MS + 1) == 0
+    assert last_sequence_after(2, DAY_MS + 1) == 0, "position 2 evicts"
+    assert last_sequence_after(3, DAY_MS + 1) == 1, "no eviction before position 3"
 
 
 @pytest.mark.rule("LG-15")
@@ -123,7 +123,7 @@ def test_batch_across_an_eviction_decides_like_single_writes() -> None:
 
 
 @pytest.mark.rule("LG-16")
-def test_evicted_client_is_unknown_and_a_clock_going_back_evicts_nothing() -> None:
+def test_evicted_client_is_unknown_and_setting_the_clock_back_evicts_nothing() -> None:
     log = Log(eviction_interval=1)
     log(transaction(1, 1))
     log(transaction(2, 2))

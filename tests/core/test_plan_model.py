@@ -84,7 +84,7 @@ def test_plan_needs_only_its_read_set(history: History) -> None:
 
 @pytest.mark.rule("DE-7", "LG-2", "RU-7")
 def test_generated_histories_reach_every_verdict_and_every_reason(is_soak: bool) -> None:
-    """The seed is fixed. A case that is not generated is not tested, so each must occur often."""
+    """The seed is fixed. A case that is never generated is not tested, so each case must occur often."""
     verdicts: Counter[str] = Counter()
     random = Random(20)
     for policies in [*((policy,) for policy in BUILT_IN_POLICIES), BUILT_IN_POLICIES, ()]:
@@ -95,7 +95,7 @@ def test_generated_histories_reach_every_verdict_and_every_reason(is_soak: bool)
             check_retries(history)
     kinds = {"Committed", "Replayed", "Replayed with a mismatch", "Granted"}
     kinds |= {"Applied True", "Applied False"} | {reason.name for reason in Reason}
-    kinds -= {"TOO_MANY_COLUMNS", "ROW_TOO_LARGE"}  # too large to be generated; tested in test_plan_checks.py
+    kinds -= {"TOO_MANY_COLUMNS", "ROW_TOO_LARGE"}  # too large for the generator; tested in test_plan_checks.py
     kinds -= {"BUSY", "READ_ONLY", "UNSTORABLE"}  # returned by the engine, never by `plan`
     kinds -= {"QUOTA_EXCEEDED"}  # these histories have no tenants; those of test_agreement.py do
     kinds -= {"WRONG_SCOPE"}  # needs tenants; tested in rules/test_event_id_scopes.py

@@ -69,7 +69,7 @@ def build_policy(**fields: Any) -> Policy:
 
 # --- built in ------------------------------------------------------------------------------------------
 
-# Identity, key, order, retention, and the answer to other content under a known key.
+# Identity, key, order, retention, and the answer to different content under a known key.
 TABLE: list[tuple[Policy, dict[str, Any]]] = [
     (
         EVENTS,
@@ -361,7 +361,7 @@ def test_contradictions_are_refused_for_every_key_length(shortest: int, longest:
         assert 1 <= policy.key_bytes[0] <= policy.key_bytes[1] <= 255
 
 
-def test_all_other_combinations_accept_writes() -> None:
+def test_every_other_combination_accepts_writes() -> None:
     for fields in filter(is_sound, COMBINATIONS):
         commits_once(build_policy(**fields))
 

@@ -79,7 +79,9 @@ def direct_path(index: int, start: int, end: int) -> tuple[bytes, ...]:
 
 
 def sample_indexes(count: int) -> Sequence[int]:
-    """All indexes of a small tree; for a large tree, both ends of the left part, and middle and end of the right."""
+    """Return all indexes of a small tree. For a large tree, return both ends of the left part, and the middle and end
+    of the right part.
+    """
     if count <= ALL_INDEXES_UP_TO:
         return range(count)
     split = largest_power_of_two_below(count)

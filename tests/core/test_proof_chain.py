@@ -128,7 +128,7 @@ def test_each_lane_chains_all_its_batches() -> None:
 
 
 @pytest.mark.rule("LG-18")
-def test_head_has_the_hash_of_the_newest_block_also_after_a_lease() -> None:
+def test_head_has_the_hash_of_the_newest_block_even_after_a_lease() -> None:
     newest = {block.lane: block for block in LOG.blocks}
     heads = {lane: head for lane, head in LOG.snapshot.heads.items() if head.position}
     assert heads.keys() == newest.keys()

@@ -68,7 +68,7 @@ TRANSACTION = Record(
 )
 
 
-def erased(found: Proven) -> Proven:
+def erase_body(found: Proven) -> Proven:
     """Return the same record and proof after an erasure of the body."""
     return replace(found, record=replace(found.record, body=b"", erased=True), salt=b"")
 
@@ -76,7 +76,7 @@ def erased(found: Proven) -> Proven:
 DOCUMENTS = {
     "event": proof_document(prove_alone(EVENT)),
     "transaction": proof_document(prove_alone(TRANSACTION, 6, 7)),
-    "erased": proof_document(erased(prove_alone(EVENT))),
+    "erased": proof_document(erase_body(prove_alone(EVENT))),
     "alone": proof_document(prove_alone(replace(EVENT, body=b""), 0, 1)),
 }
 each_document = pytest.mark.parametrize("document", DOCUMENTS.values(), ids=DOCUMENTS)
@@ -120,7 +120,7 @@ def test_any_record_is_proven_at_any_position(
     record: Record, place: tuple[int, int], salt: bytes, is_erased: bool
 ) -> None:
     found = prove_alone(record, *place, salt)
-    document = proof_document(erased(found) if is_erased else found)
+    document = proof_document(erase_body(found) if is_erased else found)
     assert decode(encode(document)) == document
     assert encode(decode(encode(document))) == encode(document)
     assert verify(document, block_hash=found.block.hash) == Verification((), is_erased) == verify(document)
@@ -130,7 +130,7 @@ def test_any_record_is_proven_at_any_position(
 
 @pytest.mark.rule("LG-18")
 @pytest.mark.parametrize("count", [*range(1, 34), 64, 100, 1000])
-def test_every_index_of_a_block_can_be_proven(count: int) -> None:
+def test_record_at_every_index_of_a_block_can_be_proven(count: int) -> None:
     for index in range(count) if count < 34 else (0, 1, count // 2, count - 2, count - 1):
         document = proof_document(prove_alone(replace(EVENT, position=5000), index, count))
         assert verify(document).is_valid
@@ -317,7 +317,7 @@ def test_header_of_an_erased_record_can_be_proven() -> None:
 
 @pytest.mark.rule("LG-18")
 def test_body_of_a_transaction_must_match_its_fingerprint() -> None:
-    """A body that does not match is found even if the log has stored and hashed it."""
+    """A body that does not match is detected even if the log has stored and hashed it."""
     other = encode_operations([SetEntity("balance:7", b"251")])
     for body, words in (
         (other, "the body does not match the fingerprint"),
@@ -329,9 +329,9 @@ def test_body_of_a_transaction_must_match_its_fingerprint() -> None:
         (b"[" * 100_000, "the body is not a ledger transaction"),
     ):
         assert find_reason(proof_document(prove_alone(replace(TRANSACTION, body=body)))) == (words,)
-        # The check does not apply to bodies under other policies, and an erased record has no body to compare.
+        # Bodies under other policies are not compared, and an erased record has no body to compare.
         assert find_reason(proof_document(prove_alone(replace(TRANSACTION, body=body, policy="notes")))) == ()
-        assert find_reason(proof_document(erased(prove_alone(replace(TRANSACTION, body=body))))) == ()
+        assert find_reason(proof_document(erase_body(prove_alone(replace(TRANSACTION, body=body))))) == ()
 
 
 # --- invalid documents -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import oncelog.core
 
 CORE = Path(oncelog.core.__file__).parent
 BELOW = ("errors", "error_codes", "cursor")
-"""Modules that the core imports."""
+"""Modules outside the core that the core may import."""
 
 ALLOWED = {
     "base64",
@@ -34,7 +34,7 @@ ALLOWED = {
 """Modules that only compute."""
 
 ALLOWED_OF = {"uuid": {"UUID"}}
-"""The only names allowed from these modules, whose other functions draw random numbers or read clocks."""
+"""Allowed names of these modules. Other functions of the modules draw random numbers or read clocks."""
 
 NEVER_CALLED = {"open", "print", "input", "exec", "eval", "__import__", "breakpoint"}
 

@@ -98,8 +98,10 @@ def test_different_operations_have_different_hashes(one: list[Operation], other:
 
 
 @pytest.mark.rule("LG-14")
-def test_request_hash_is_over_length_prefixed_frames() -> None:
-    """The same rule as the vectors of test_identity, assembled by hand for an entity with all fields."""
+def test_request_hash_covers_length_prefixed_frames() -> None:
+    """The vectors of test_identity follow the same rule. Here, the bytes of an entity with all fields are assembled by
+    hand.
+    """
     operation = SetEntity("clé", b"\0v", 7, Condition(Must.HAVE_VERSION, version=3))
     condition = frame(b"must", b"have_version") + frame(b"version", b"3") + frame(b"value", b"")
     framed = (

@@ -1,4 +1,4 @@
-"""Inputs and outputs computed by independent implementations."""
+"""Test vectors: inputs, with outputs computed by independent implementations."""
 
 import json
 from pathlib import Path

@@ -31,16 +31,16 @@ class Row(NamedTuple):
 
 
 class PlannedKill(NamedTuple):
-    """The point at which an application kills itself: inside a transaction that delivers events to it."""
+    """The point at which an application kills itself, inside a transaction that delivers events to the application."""
 
     after: int = 0
-    """Number of the event, counted from the start of the process, or 0 if the process does not kill itself."""
+    """Number of the event, counted from the start of the process. 0 means that the process does not kill itself."""
     before: str = ""
-    """First word of the statement before which the process dies, or empty to die at the event."""
+    """First word of the statement before which the process dies. An empty text means that it dies at the event."""
 
 
 DEATHS = ("", "RELEASE", "UPDATE")
-"""Statements before which an application can kill itself: `PlannedKill.before`."""
+"""Values of `PlannedKill.before`: statements before which an application can kill itself."""
 SURVIVES = PlannedKill()
 
 

@@ -21,7 +21,7 @@ RACE_EVERY: Final = 16
 """A client starts race number n when it receives an event whose position is n times this number."""
 _NAMES: Final = tuple(FOLLOWED)
 _RACE: Final = 64
-"""Offset of the client number in ids of race submissions."""
+"""Offset of the client number in the ids of race submissions."""
 
 
 class Planned(NamedTuple):
@@ -33,7 +33,7 @@ class Planned(NamedTuple):
     expected_committed_id: int | None = None
     """If set, the position is stale, so the submission is always rejected."""
     is_shared: bool = False
-    """Other clients submit the same event with the same id, and any of them can be first."""
+    """Other clients submit the same event with the same id, and any of these clients can be first."""
 
 
 def plan_submission(seed: int, name: str, counter: int) -> Planned:
@@ -47,15 +47,15 @@ def plan_submission(seed: int, name: str, counter: int) -> Planned:
 
 
 def count_races(events: int) -> int:
-    """Return the number of races for clients that submit that many other events each."""
+    """Return the number of races if each client submits this many other events."""
     return events // 4
 
 
 def race(seed: int, name: str, number: int) -> list[Planned]:
     """Return two submissions for one request: one that all clients share, and one that only this client makes.
 
-    All clients submit the shared event concurrently, and only one client commits it. The other clients then find
-    events from other clients between their own two submissions.
+    All clients submit the shared event concurrently, and only one of them commits it. The others then receive events of
+    other clients between their own two submissions.
     """
     first = Planned(_id(_RACE, number), {"type": "won", "number": number}, ("all", "right"), is_shared=True)
     who = _RACE + _client_number(name)

@@ -29,7 +29,7 @@ from oncelog.client import Client, ClientLimits, Draft, Event, Pending
 OUT: Final = 1
 AT_ONCE: Final = (1, 1, 1, 2, 3, 8)
 WAITING_MAX: Final = 12
-"""With more submissions in the outbox, the application waits for an outcome before it submits again."""
+"""If the outbox holds more submissions, the application waits for an outcome before it submits again."""
 LIMITS: Final = ClientLimits(
     pause_ms_min=5, pause_ms_max=100, refused_pause_ms_min=5, answer_timeout_ms=3000, hand_over_events_max=50
 )
@@ -57,7 +57,7 @@ class Application:
     # --- delivery
 
     def apply(self, connection: sqlite3.Connection, events: Sequence[Event]) -> None:
-        """Insert the events. Inserting an event a second time fails, and the test detects the failure."""
+        """Insert the events. The test detects an event that is inserted twice, because the second insert fails."""
         os.write(OUT, b"taking %d\n" % len(events))
         connection.execute(
             "CREATE TABLE IF NOT EXISTS given (place INTEGER PRIMARY KEY AUTOINCREMENT, committed_id INTEGER UNIQUE,"

@@ -1,4 +1,4 @@
-"""The processes that test_kill.py kills: forks one for each input line FILE ROUND SEAL_KEYS DIE_AFTER.
+"""The processes that test_kill.py kills. This process forks one for each input line FILE ROUND SEAL_KEYS DIE_AFTER.
 
 A process prints a line for each answer as soon as it arrives, and for each record that a follower received. It kills
 itself right after answer number DIE_AFTER, always in the middle of its work: other submitters are waiting for answers,

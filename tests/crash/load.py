@@ -1,8 +1,7 @@
-"""The writes that the processes of the crash tests submit. They are the same in every process.
+"""The writes that the processes of the crash tests submit, which are the same in every process.
 
-This module is cheap to import. A round consists of the writes from SUBMITTERS submitters. Each submitter makes one kind
-of write, in order: events, messages to a chat that several submitters share, or transactions with a dense client
-sequence.
+This module imports quickly. A round consists of the writes of SUBMITTERS submitters. Each submitter makes one kind of
+write, in order: events, messages to a chat that several submitters share, or transactions with a dense client sequence.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A small workload that uses every part of the store, and a record of what callers and readers received.
+"""A small workload that uses every part of the store, and a record of the results that callers and readers received.
 
 The workload can be restarted from the beginning at any time, and every write still gets one position. The key index
 seals and merges in slices while the workload runs.
@@ -66,7 +66,7 @@ def submissions(batches: int = BATCHES) -> list[Submission]:
 
 
 class Tally:
-    """Answers to callers and records read so far, with which every later state of the store must agree."""
+    """Answers to callers and records read so far. Every later state of the store must agree with them."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -159,7 +159,9 @@ def check_verified(disk: Disk, directory: Path) -> VerificationSummary:
 
 
 async def count_points(happens: Callable[[int], Awaitable[bool]], first: int = 1, step: int = 1) -> int:
-    """Call with first, first + step, … until the planned fault is not reached, and return how often it was reached."""
+    """Call with first, first + step, … until the planned fault is no longer reached, and return how often it was
+    reached.
+    """
     found = 0
     while await happens(first + found * step):
         found += 1

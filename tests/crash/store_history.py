@@ -45,7 +45,7 @@ async def read_history(
 
 
 def list_submissions(history: History) -> list[Record]:
-    """Return the records without internal records."""
+    """Return the records that are not internal."""
     return [record for record in history.records if not is_internal(record)]
 
 

@@ -59,7 +59,7 @@ async def erased_keys(log: Log) -> set[str]:
 
 
 async def settled_state(log: Log) -> tuple[list[AuditEntry], dict[str, dict[str, object]], set[str]]:
-    """Return a consistent view of acts, roles and erased keys. A database may still commit after the kill."""
+    """Return a consistent view of acts, roles and erased keys. A database may still be committing after the kill."""
     while True:
         acts = await recorded_acts(log)
         roles, erased = {chat: await stored_roles(log, chat) for chat in CHATS}, await erased_keys(log)

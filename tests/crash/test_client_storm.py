@@ -1,4 +1,4 @@
-"""Clients, network and server fail repeatedly, yet every client receives every event exactly once."""
+"""Clients, network and server fail repeatedly. Even so, every client receives every event exactly once."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ class Size:
     events: int
     """Number of events that each client submits."""
     lives: int
-    """Number of processes of the application that is killed during delivery."""
+    """Number of processes of the application that is killed while events are delivered to it."""
 
 
 SMALL = Size(server_kills=4, client_kills=4, events=48, lives=8)
@@ -65,7 +65,7 @@ FAULTS = Faults(
 SOAK_FAULTS = replace(FAULTS, refuse_rate=0.05, cut_rate=0.03, stall_rate=0.008, stall_ms_max=5000)
 """Some stalls last until the client's timeout."""
 WAITING = 20
-"""Number of events that already exist when an application starts, and number that arrive while it runs."""
+"""Number of events that exist when an application starts, and number of events that arrive while it runs."""
 LOST = (aiohttp.ClientError, ConnectionError, AssertionError, TypeError, TimeoutError)
 """Errors of a client whose server is killed: no answer, or a closed connection instead of a text message."""
 
@@ -153,7 +153,7 @@ class Storm:
         return sum(one.kills for one in self.applications)
 
     def describe(self) -> str:
-        """Describe the state of all components, in case the storm fails or hangs."""
+        """Describe the state of all components. The description is printed if the storm fails or hangs."""
         lines = [f"{self._progress.head} of {self.total} events; {self.server_kills} kills of the server; {self.proxy}"]
         for one in self.applications:
             waiting = f"{len(one.accepted())} accepted, {len(one.outbox())} without an outcome"
@@ -247,7 +247,7 @@ def served(tmp_path: Path) -> Iterator[processes.ServerProcess]:
 
 
 @pytest.mark.rule("EV-14", "EV-15", "EV-17", "CO-13")
-async def test_clients_in_a_storm_receive_the_same_events_once_each(
+async def test_every_client_in_a_storm_receives_each_event_once(
     tmp_path: Path, served: processes.ServerProcess, seed: int, is_soak: bool
 ) -> None:
     began = time.perf_counter()

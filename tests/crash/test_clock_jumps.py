@@ -1,4 +1,4 @@
-"""With a wrong clock, the log raises an error instead of committing, and does not forget keys."""
+"""If the clock is wrong, the log raises an error instead of committing, and does not forget keys."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -24,7 +24,7 @@ pytestmark = BOTH_STORES
 SETTINGS = Settings(eviction_interval=1)
 """Each commit evicts all expired keys."""
 FIRST = (event(1), message(2), transaction(3, 1))
-"""Three writes, whose keys are remembered forever, for seven days and for 24 hours respectively."""
+"""Three writes. Their keys are remembered forever, for seven days and for 24 hours."""
 
 
 def open_log(path: Path, clock: ManualClock, **limits: int) -> Log:
@@ -138,9 +138,7 @@ async def test_clock_is_trusted_after_a_reboot(tmp_path: Path, ahead_ms: int) ->
 
 @pytest.mark.rule("CO-17")
 @pytest.mark.parametrize("is_restarted", [False, True])
-async def test_log_time_never_goes_back_and_return_of_the_clock_is_not_a_jump(
-    tmp_path: Path, is_restarted: bool
-) -> None:
+async def test_log_time_never_goes_back_and_a_corrected_clock_is_not_a_jump(tmp_path: Path, is_restarted: bool) -> None:
     clock = ManualClock()
     path = tmp_path / "log.db"
     newest_ms = (await create_log(path, clock))[-1].log_time_ms

@@ -1,4 +1,4 @@
-"""The disk fails at any operation, once or until repaired: errors contain the fault, and batches remain atomic.
+"""The disk fails at any operation, once or until repaired. Errors contain the fault, and batches remain atomic.
 
 The simulated disk behaves badly: data of a failed sync is never written, although it can be read until the power is
 lost. The power is lost at the end of each run, before the store can be closed.
@@ -32,9 +32,11 @@ pytestmark = pytest.mark.usefixtures("early_merges")
 
 BATCHES = 4
 STRIDE = 2
-"""Without --soak, tests of the store fail every second operation: odd ones once, even ones until repaired."""
+"""Without --soak, the disk fails at every second operation of the store: once at odd ones, and until repaired at even
+ones.
+"""
 LOG_STRIDE = 9
-"""Without --soak, tests of the log fail every ninth operation."""
+"""Without --soak, the disk fails at every ninth operation of the log."""
 SEEDS = 2
 SOAK_SEEDS = 20
 
@@ -97,7 +99,9 @@ async def check_still_failing(store: SqliteStore, fault: Fault, is_open: bool) -
 @pytest.mark.rule("CO-10")
 @pytest.mark.rule("CO-16")
 @pytest.mark.parametrize(("fault", "sticky"), FAULTS, ids=NAMES)
-async def test_store_with_failing_disk_operation_needs_only_a_retry(fault: Fault, sticky: bool, is_soak: bool) -> None:
+async def test_store_with_a_failing_disk_operation_needs_only_a_retry(
+    fault: Fault, sticky: bool, is_soak: bool
+) -> None:
     failures = 0
     step = 1 if is_soak else STRIDE
 
@@ -194,7 +198,7 @@ async def find_syncs() -> list[int]:
     """Return which operations of the workload are syncs."""
     found: list[int] = []
 
-    async def kills(number: int) -> bool:
+    async def kill_at(number: int) -> bool:
         with Disk() as disk:
             disk.kill_at_sync(number)
             with suppress(StoreUnavailableError):
@@ -202,7 +206,7 @@ async def find_syncs() -> list[int]:
             found.append(disk.operations)
             return not disk.is_on
 
-    await count_points(kills)
+    await count_points(kill_at)
     return found[:-1]
 
 
@@ -220,7 +224,7 @@ async def run_until_power_loss(disk: Disk, tally: Tally, syncs: int, seed: int) 
             if is_repaired:
                 break
             is_repaired = True
-            with suppress(StoreUnavailableError):  # once more, while the disk still fails
+            with suppress(StoreUnavailableError):  # Once more, while the disk still fails.
                 await (submit_workload(store, Tally(), 1) if is_open else store.open())
             disk.repair()
             disk.lose_power_at_sync(syncs, seed)

@@ -36,7 +36,7 @@ from scripts import read_line, start_script, write_line
 
 ROUNDS = 25
 SOAK_ROUNDS = 50
-"""All rounds use one file, which grows. Each round checks the whole file, so the total time is quadratic."""
+"""All rounds use one growing file, and each round checks the whole file. The total time is therefore quadratic."""
 SOAK_FILES = 10
 SMALL_SEGMENTS = 64
 """Keys per segment in every second round, so that kills hit sealing and merging."""
@@ -78,7 +78,7 @@ def parse(lines: Sequence[str]) -> tuple[list[Answer], dict[int, KeyIdentity]]:
 
 
 def run_until_killed(workers: Command, path: Path, *numbers: int) -> list[str]:
-    """Let a process run until it is killed, and return its output."""
+    """Run a process until it is killed, and return its output."""
     write_line(workers, "\t".join(map(str, (path, *numbers))))
     lines: list[str] = []
     while not (line := read_line(workers)).startswith("ended"):
@@ -93,7 +93,7 @@ async def reopen_and_resubmit(
 ) -> int:
     """Check the content of the file, then resubmit the whole round as clients would.
 
-    Return how many writes were committed without an answer.
+    Return the number of writes that were committed without an answer.
     """
     store = SqliteStore(path, seal_keys=seal_keys) if seal_keys else SqliteStore(path)
     async with Log(store) as log:

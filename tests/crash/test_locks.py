@@ -1,4 +1,6 @@
-"""POSIX drops a process's locks on a file when it closes any descriptor of the file. A log must keep its locks."""
+"""POSIX drops a process's locks on a file when the process closes any descriptor of the file. A log must keep its
+locks.
+"""
 
 import sqlite3
 from collections.abc import Iterator
@@ -47,7 +49,7 @@ def refused_open(path: Path) -> Iterator[None]:
 @pytest.mark.rule("CO-12")
 @pytest.mark.parametrize("second", [another_log, borrowed_transaction, refused_open])
 def test_log_keeps_its_locks_when_same_process_opens_the_file_again(tmp_path: Path, second: object) -> None:
-    """Without the locks, another process would assume that it is the last one and remove the write-ahead log in use."""
+    """Without the locks, another process would consider itself the last user and remove the write-ahead log in use."""
     path = tmp_path / "app.db"
     with oncelog.open_blocking(path) as log:
         log.submit(event(2))

@@ -24,7 +24,7 @@ from oncelog.testing.disk import Disk
 pytestmark = pytest.mark.usefixtures("small_slices")
 
 SEEDS = (None, 1, 2, 3)
-"""None loses all pending writes; a seed keeps some of them, and parts of others."""
+"""None loses all pending writes. A seed keeps some of them completely and others in part."""
 SOAK_SEEDS = (None, *range(1, 60))
 CREATION_SEEDS = 20
 SOAK_CREATION_SEEDS = 200
@@ -70,7 +70,7 @@ async def test_workload_keeps_key_index_busy(disk: Disk, copies: Path) -> None:
 @pytest.mark.rule("CO-11")
 @pytest.mark.rule("CO-12")
 async def test_power_loss_at_any_sync_loses_no_acknowledged_write(copies: Path, is_soak: bool) -> None:
-    async def loses(number: int, seed: int | None) -> bool:
+    async def lose_power_at(number: int, seed: int | None) -> bool:
         with Disk() as disk:
             tally = Tally()
             disk.lose_power_at_sync(number, seed)
@@ -86,7 +86,7 @@ async def test_power_loss_at_any_sync_loses_no_acknowledged_write(copies: Path, 
             return True
 
     for seed in SOAK_SEEDS if is_soak else SEEDS:
-        found = await count_points(lambda number, seed=seed: loses(number, seed))  # type: ignore[misc]
+        found = await count_points(lambda number, seed=seed: lose_power_at(number, seed))  # type: ignore[misc]
         say(f"seed {seed}: power lost at {found} syncs")
         assert found > BATCHES
 
@@ -95,7 +95,7 @@ async def test_power_loss_at_any_sync_loses_no_acknowledged_write(copies: Path, 
 async def test_second_power_loss_during_recovery_loses_no_acknowledged_write(copies: Path) -> None:
     """The second power loss comes at each sync of the second run, after a loss in the middle of the first run."""
 
-    async def loses(number: int) -> bool:
+    async def lose_power_at(number: int) -> bool:
         with Disk() as disk:
             tally = Tally()
             disk.lose_power_at_sync(14, seed=number)
@@ -111,7 +111,7 @@ async def test_second_power_loss_during_recovery_loses_no_acknowledged_write(cop
             check_verified(disk, copies)
             return True
 
-    assert await count_points(loses) > BATCHES
+    assert await count_points(lose_power_at) > BATCHES
 
 
 @pytest.mark.rule("CO-11")
@@ -133,7 +133,7 @@ async def test_retry_of_commit_left_unsynced_is_answered_only_after_a_sync(copie
         disk.lose_power()
         await store.close()
 
-    async def kills(number: int) -> bool:
+    async def kill_at(number: int) -> bool:
         with Disk(forgets_failed_syncs=failed) as disk:
             tally = Tally()
             disk.kill_at_sync(number)
@@ -147,7 +147,7 @@ async def test_retry_of_commit_left_unsynced_is_answered_only_after_a_sync(copie
             check_verified(disk, copies)
             return True
 
-    assert await count_points(kills) > BATCHES
+    assert await count_points(kill_at) > BATCHES
 
 
 @pytest.mark.rule("CO-10")
@@ -159,7 +159,7 @@ async def test_power_loss_during_creation_leaves_a_file_that_can_become_a_log(co
         await store.open()
         await store.close()
 
-    async def loses(number: int, seed: int | None) -> bool:
+    async def lose_power_at(number: int, seed: int | None) -> bool:
         with Disk() as disk:
             disk.lose_power_at_sync(number, seed)
             try:
@@ -179,5 +179,5 @@ async def test_power_loss_during_creation_leaves_a_file_that_can_become_a_log(co
             return True
 
     for seed in (None, *range(SOAK_CREATION_SEEDS if is_soak else CREATION_SEEDS)):
-        assert await count_points(lambda number, seed=seed: loses(number, seed)) >= 4  # type: ignore[misc]
+        assert await count_points(lambda number, seed=seed: lose_power_at(number, seed)) >= 4  # type: ignore[misc]
     assert torn == {"no file", "empty", "zeros", "log"}

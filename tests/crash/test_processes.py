@@ -1,4 +1,4 @@
-"""Four processes on one file, two of which are killed, agree on one order and one outcome per write."""
+"""Four processes share one file, and two of them are killed. All agree on one order and on one outcome per write."""
 
 import signal
 import sqlite3
@@ -46,7 +46,7 @@ class Worker:
         self.seen: list[tuple[int, KeyIdentity]] = []
         self.took_s: float | None = None
         self.wrong = ""
-        """A verdict that is neither Committed nor Replayed."""
+        """Verdicts other than Committed and Replayed."""
         self.state = "new"
         self._changed = Condition()
         self._process = stack.enter_context(start_script(shared_worker.__file__, *arguments))

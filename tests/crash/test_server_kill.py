@@ -19,7 +19,7 @@ from server.running_server import SocketClient, numbers
 ROUNDS = 10
 SOAK_ROUNDS = 100
 POSTGRES_ROUNDS = 4
-"""A few rounds are enough for the server, because other tests cover kills of the store."""
+"""A few rounds are enough for the server, because other tests cover kills during store operations."""
 CONNECTIONS = 16
 READERS = 3
 PARTITIONS = ("a", "b", "c")

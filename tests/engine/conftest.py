@@ -16,10 +16,10 @@ __all__ = ["loop_clock"]
 def open_log(place: str) -> Open:
     """Return a function that opens a log on a manual clock."""
 
-    def opened(clock: ManualClock | None = None, **more: Any) -> Log:
+    def open_at_place(clock: ManualClock | None = None, **more: Any) -> Log:
         return oncelog.open(place, clock=clock or ManualClock(), **more)
 
-    return opened
+    return open_at_place
 
 
 @pytest_asyncio.fixture

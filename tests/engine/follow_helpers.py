@@ -18,7 +18,7 @@ async def take(records: Follower, count: int) -> list[Record]:
 
 
 async def is_quiet(records: Follower) -> bool:
-    """Whether no more records arrive. The follower cannot be used afterwards."""
+    """Whether no more records arrive. The check closes the follower."""
     more = asyncio.ensure_future(anext(records))
     await turns(50)
     is_waiting = not more.done()

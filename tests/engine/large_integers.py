@@ -1,7 +1,7 @@
 """Writes in a log that was created before integers beyond ±(2^53−1) were accepted.
 
-`tests/vectors/earlier_numbers.json` lists the writes with their positions, and
-`tests/vectors/earlier_numbers.db.gz` is the file of that log.
+`tests/vectors/earlier_numbers.json` lists the writes with their positions. `tests/vectors/earlier_numbers.db.gz` is the
+file of that log.
 """
 
 import gzip
@@ -48,7 +48,7 @@ def unpack(path: Path) -> Path:
 
 
 def build_event(write: Any) -> Submission:
-    """Return the submission of a listed event, parsed from JSON as in the server."""
+    """Return the submission of a listed event, parsed from JSON as the server does."""
     return oncelog.event(write["id"], parse(write["event"]), write["partitions"])
 
 

@@ -63,7 +63,7 @@ def uuid(number: int) -> UUID:
 
 
 class LoopClock:
-    """Event loop time that a test advances. Timers fire without waiting when their time is reached."""
+    """Event loop time that a test advances. A timer fires as soon as the test reaches its time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._time = loop.time
@@ -274,7 +274,7 @@ class WatchedLog(Log):
         self.store.before_commit = self.gate
 
     async def commit_elsewhere(self, *items: Item) -> None:
-        """Commit as another process would, without notifying this log."""
+        """Commit like another process, without notifying this log."""
         await self.store.inner.commit([Request(items)])
 
     def submit_concurrently(self, *items: Item) -> list[asyncio.Task[Any]]:
@@ -287,5 +287,5 @@ def positions(records: Sequence[Record]) -> list[int]:
 
 
 def count_leases(log: Log) -> int:
-    """Return how many leases are held in a log."""
+    """Return the number of held leases in a log."""
     return sum(map(len, log.leases._groups.values()))

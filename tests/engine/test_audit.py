@@ -1,4 +1,4 @@
-"""The engine writes audit records of its own acts with the next possible commit (CO-43)."""
+"""The engine writes audit records of its own acts as soon as a commit is possible (CO-43)."""
 
 import errno
 from collections.abc import Sequence
@@ -99,7 +99,7 @@ async def test_quota_changes_are_recorded() -> None:
 
 
 @pytest.mark.parametrize("character", ["\U0001f600", "\x01"])  # four and six bytes in canonical JSON
-async def test_details_of_many_changed_quotas_fit_into_a_record(character: str) -> None:
+async def test_details_of_many_changed_quotas_fit_into_one_record(character: str) -> None:
     tenants = [Tenant(str(number) + character * 200, 2**53, 2**53, 10**6) for number in range(100)]
     async with oncelog.open(":memory:", tenants=tenants) as log:
         (first,) = await acts(log)
@@ -114,7 +114,7 @@ async def test_quotas_with_equal_shortened_names_keep_their_limits() -> None:
         assert first.details["limits"] == {"a" * 64: {"records_max": [0, 1]}}
 
 
-async def test_act_on_a_full_disk_is_recorded_when_space_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_act_on_a_full_disk_is_recorded_once_space_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "PAUSE_S_MIN", 0.001)
     monkeypatch.setattr(audit, "PAUSE_S_MAX", 0.001)
     clock = ManualClock()

@@ -1,4 +1,4 @@
-"""When a batch waits for clients that were answered by one commit and will submit again together."""
+"""Batches wait for clients that were answered by one commit and are about to submit again together."""
 
 import asyncio
 from typing import NamedTuple
@@ -52,7 +52,7 @@ class FakeTime(NamedTuple):
 
 @pytest.fixture
 def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Wall time, set by the test."""
+    """The wall time, which the test sets."""
     now = [100.0]
     monkeypatch.setattr(batch_scheduler, "time", FakeTime(now, [1000.0]))
     return now
@@ -60,7 +60,7 @@ def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def computed_s(monkeypatch: pytest.MonkeyPatch, now_s: list[float]) -> list[float]:
-    """Processor time of the thread, set by the test."""
+    """The thread's processor time, which the test sets."""
     computed = [1000.0]
     monkeypatch.setattr(batch_scheduler, "time", FakeTime(now_s, computed))
     return computed
@@ -79,7 +79,7 @@ def busy_queue(
 
 
 class Rounds:
-    """Simulates rounds of callers that are answered and submit again."""
+    """Simulates rounds in which callers are answered and submit again."""
 
     def __init__(self, now_s: list[float], computed_s: list[float]) -> None:
         self.queue = Queue()
@@ -101,7 +101,7 @@ class Rounds:
     ("answering_s", "idle_s", "behind", "waiting", "is_halved"),
     [
         (0.002, 0.001, 0, PIPELINE_CALLERS_MIN, True),
-        (0.002, 0.001, 0, PIPELINE_CALLERS_MIN - 1, False),  # too few
+        (0.002, 0.001, 0, PIPELINE_CALLERS_MIN - 1, False),  # too few callers
         (
             0.002,
             0.001,
@@ -142,7 +142,7 @@ def test_batch_is_pipelined_when_all_callers_wait_for_one_quick_commit(
     assert not rounds.gathering.should_pipeline(waiting)
 
 
-def test_pipelining_stops_when_the_disk_is_slow(now_s: list[float], computed_s: list[float]) -> None:
+def test_pipelining_stops_if_the_disk_is_slow(now_s: list[float], computed_s: list[float]) -> None:
     rounds = Rounds(now_s, computed_s)
     for _ in range(2):
         rounds.commit(256, 0.002, 0.004, 0.001)
@@ -152,7 +152,7 @@ def test_pipelining_stops_when_the_disk_is_slow(now_s: list[float], computed_s: 
         0.004,
         0.004 * IDLE_FRACTION_MAX * 0.9,
         0.004 * IDLE_FRACTION_MAX * 1.1,
-    ):  # the first pipelined commit answers no caller
+    ):  # The first pipelined commit answers no caller.
         rounds.commit(128, 0.0, 0.004, idle_s, behind=128)
         wanted.append(rounds.gathering.should_wait)  # the queued half is committed, or waits for the other
     rounds.queue.come(128)

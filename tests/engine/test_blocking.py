@@ -51,17 +51,17 @@ ASYNC_ONLY = {
     "recall",
     "submit_many_nowait",
 }
-"""Methods for servers, which serve many clients from one event loop."""
+"""Methods for servers, which have many clients on one event loop."""
 DEPRECATED = {"books", "evicted_clients", "guard", "queued", "read_brief", "settled", "works"}
 
 
-def public(kind: type) -> set[str]:
+def public_names(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")} - DEPRECATED
 
 
 def test_blocking_log_has_every_method_of_the_log_with_the_same_signature() -> None:
-    assert public(BlockingLog) == public(Log) - ASYNC_ONLY
-    for name in public(BlockingLog):
+    assert public_names(BlockingLog) == public_names(Log) - ASYNC_ONLY
+    for name in public_names(BlockingLog):
         ours, theirs = inspect.getattr_static(BlockingLog, name), inspect.getattr_static(Log, name)
         assert isinstance(ours, property) == isinstance(theirs, property)
         if isinstance(ours, property) and isinstance(theirs, property):
@@ -72,13 +72,13 @@ def test_blocking_log_has_every_method_of_the_log_with_the_same_signature() -> N
             assert mine.return_annotation == his.return_annotation, name
         assert not inspect.iscoroutinefunction(ours)
         assert ours.__doc__.startswith(f"Like `Log.{name}`")
-    assert public(BlockingLeaseManager) == {"recall", "begin", "run", "complete", "release"}
-    for name in public(BlockingLeaseManager) - {"run"}:  # these methods take a blocking or an async callback
+    assert public_names(BlockingLeaseManager) == {"recall", "begin", "run", "complete", "release"}
+    for name in public_names(BlockingLeaseManager) - {"run"}:  # these methods take a blocking or an async callback
         assert inspect.signature(getattr(BlockingLeaseManager, name)) == inspect.signature(
             getattr(LeaseManager, name)
         ), name
-    assert public(BlockingStateReader) == public(StateReader)
-    for name in public(BlockingStateReader) - {"follow_blocks"}:
+    assert public_names(BlockingStateReader) == public_names(StateReader)
+    for name in public_names(BlockingStateReader) - {"follow_blocks"}:
         assert inspect.signature(getattr(BlockingStateReader, name)) == inspect.signature(getattr(StateReader, name)), (
             name
         )
@@ -168,7 +168,7 @@ def test_closing_ends_followers_in_other_threads() -> None:
                 seen.append(record.position)
                 arrived.wait()
                 if is_late:
-                    closed.wait()  # asks for the next record after the log was closed
+                    closed.wait()  # Request the next record after the log was closed.
             return seen
 
         reading = [threads.submit(read, is_late) for is_late in (False, True)]

@@ -55,7 +55,9 @@ async def test_submissions_during_a_commit_form_the_next_batch(log: WatchedLog) 
 
 
 @pytest.mark.rule("CO-10")
-async def test_lone_submission_commits_alone_and_submissions_of_one_loop_turn_together(log: WatchedLog) -> None:
+async def test_lone_submission_commits_alone_and_submissions_of_one_loop_iteration_commit_together(
+    log: WatchedLog,
+) -> None:
     assert assert_committed(await log.submit(event(1))).position == 1
     await asyncio.gather(*log.submit_concurrently(event(2), event(3)))
     assert [len(batch) for batch in log.store.batches] == [1, 2]
@@ -78,7 +80,7 @@ async def test_batch_is_bounded_by_items_and_bytes_without_splitting_requests() 
 # --- failing commits -------------------------------------------------------------------------------------
 
 
-def _fails_with(bad: int) -> Any:
+def _fail_if_contained(bad: int) -> Any:
     async def check(batch: Sequence[Request]) -> None:
         if any(item.key == key(bad) for request in batch for item in request.items if isinstance(item, Submission)):
             raise _BrokenError(f"{bad} cannot be written")
@@ -89,7 +91,7 @@ def _fails_with(bad: int) -> Any:
 @pytest.mark.rule("CO-33")
 @pytest.mark.parametrize("bad", [1, 4, 7])
 async def test_submission_that_fails_its_commit_fails_alone(log: WatchedLog, bad: int) -> None:
-    log.store.before_commit = _fails_with(bad)
+    log.store.before_commit = _fail_if_contained(bad)
     tasks = log.submit_concurrently(*map(event, range(1, 8)))
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(outcomes.pop(bad - 1), _BrokenError)
@@ -102,7 +104,7 @@ async def test_submission_that_fails_its_commit_fails_alone(log: WatchedLog, bad
 
 @pytest.mark.rule("CO-33")
 async def test_malformed_request_fails_alone(log: WatchedLog) -> None:
-    """A field has a type that cannot be compared. Only the caller of that request gets the error."""
+    """The request contains a value of a type that cannot be compared. Only its caller gets the error."""
     log.hold_commits()
     good = log.submit_concurrently(event(1))
     await log.gate.reached.wait()
@@ -198,13 +200,13 @@ async def test_validation_error_is_the_refusal_and_known_ids_are_not_validated()
         asked.append(int.from_bytes(submission.key, "big"))
         if submission.body == b"raises":
             raise ValueError("the total is missing")
-        if submission.body == b"raises in silence":
+        if submission.body == b"raises without a message":
             raise KeyError
         return "too late for that" if is_strict else None
 
     async with WatchedLog(validate=validate, cache_entries_max=0) as log:
         receipt = assert_committed(await log.submit(event(1)))
-        tasks = log.submit_concurrently(event(2, "raises"), event(3), event(4, "raises in silence"))
+        tasks = log.submit_concurrently(event(2, "raises"), event(3), event(4, "raises without a message"))
         raised, fine, silent = await asyncio.gather(*tasks)
         assert assert_refused(raised, Reason.INVALID).message == "the total is missing"
         assert assert_refused(silent, Reason.INVALID).message == "KeyError"
@@ -249,12 +251,12 @@ class _CrashError(BaseException):
 async def test_callers_get_an_error_when_the_store_crashes_during_bisection(error: type[BaseException]) -> None:
     async with WatchedLog(batch_items_max=4, queue_items_max=8) as log:
 
-        async def die_when_divided(batch: Sequence[Request]) -> None:
+        async def die_after_bisection(batch: Sequence[Request]) -> None:
             await log.gate(batch)
-            raise _BrokenError("so that the batch is divided") if len(batch) == 4 else error
+            raise _BrokenError("cause a bisection") if len(batch) == 4 else error
 
         log.gate.shut()
-        log.store.before_commit = die_when_divided
+        log.store.before_commit = die_after_bisection
         tasks = log.submit_concurrently(*map(event, range(1, 9)))
         await log.gate.reached.wait()
         tasks += log.submit_concurrently(event(9))  # becomes an inquiry, because the queue is full
@@ -289,13 +291,13 @@ async def test_inquiries_get_an_error_when_the_store_crashes() -> None:
 
 @pytest.mark.rule("CO-16", "EV-15")
 async def test_commit_with_lost_verdict_is_replayed_and_delivered_once() -> None:
-    async def lose_the_verdict(_: object) -> None:
+    async def lose_verdict(_: object) -> None:
         raise StoreUnavailableError("the answer was lost")
 
     async with WatchedLog(poll_ms=1) as log, log.follow() as records:
         await log.submit(event(1))
         assert (await anext(records)).position == 1
-        log.store.after_commit = lose_the_verdict
+        log.store.after_commit = lose_verdict
         with pytest.raises(StoreUnavailableError, match="the answer was lost"):
             await log.submit(event(2))
         log.store.after_commit = _nothing

@@ -83,7 +83,7 @@ async def test_cancelled_caller_does_not_affect_other_callers(log: WatchedLog, c
 
 
 @pytest.mark.rule("CO-14")
-async def test_cancelled_caller_frees_its_place_in_the_queue() -> None:
+async def test_cancelled_caller_frees_its_slot_in_the_queue() -> None:
     async with WatchedLog(queue_items_max=2) as log:
         for number in range(1, 20):
             log.hold_commits()
@@ -202,7 +202,7 @@ async def test_full_queue_answers_known_writes_from_memory() -> None:
         assert await log.submit(event(1)) == Replayed(receipt)  # the commit is still blocked
         reused = log.submit_concurrently(
             event(1, "other")
-        )  # the store decides, because another scope may have an event with this id
+        )  # The store decides, because another scope may contain an event with this id.
         log.gate.open()
         assert_refused(await reused[0], Reason.IDENTITY_REUSED)
         await accepted[0]
@@ -300,16 +300,16 @@ async def test_retry_of_a_removed_member_is_not_answered_from_memory(log: Watche
 
 @pytest.mark.rule("CO-22")
 async def test_removed_member_does_not_receive_the_outcome_of_an_equal_write_in_flight(log: WatchedLog) -> None:
-    """The first write is decided while Ann is a member; she is removed before the second is sent."""
+    """Ann is a member when the first write is decided. She is removed before the second is sent."""
     await log.submit(SetMember(CHANNEL, "user:ann"))
 
     async def remove_ann(_: object) -> None:
-        log.store.after_commit = remove_nobody
+        log.store.after_commit = remove_no_one
         await log.store.inner.commit([Request((SetMember(CHANNEL, "user:ann", present=False),))])
         second.extend(log.submit_concurrently(message(1)))
         await turns()
 
-    async def remove_nobody(_: object) -> None:
+    async def remove_no_one(_: object) -> None:
         pass
 
     second: list[asyncio.Task[Any]] = []

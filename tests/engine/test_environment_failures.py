@@ -1,4 +1,4 @@
-"""Forks, removed files, damaged tables and readers that block an erasure."""
+"""Failures of the environment: forks, removed files, damaged tables, and readers that block an erasure."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ def test_blocking_log_is_closed_in_a_forked_child(tmp_path: Path) -> None:
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(300)  # kills a child that hangs, which gives a different exit status
+            signal.alarm(300)  # Kills a child that hangs, so that the exit status differs.
             status = 1
             try:
                 log.submit(event(2))
@@ -100,7 +100,7 @@ def test_erasure_blocked_by_a_reader_can_be_repeated(tmp_path: Path, monkeypatch
     monkeypatch.setattr(eraser, "SCRUB_PAUSE_S", 0)
     monkeypatch.setattr(
         answer_cache, "ERASURES_POLL_MS", 3_600_000
-    )  # stops its reads, which would block the second erasure
+    )  # Ends the reads of the log, which would block the second erasure.
 
     def is_on_disk() -> bool:
         return any(b"very secret" in name.read_bytes() for name in tmp_path.iterdir())
@@ -138,7 +138,7 @@ async def test_subscription_receives_no_record_from_before_its_start() -> None:
     tailer.wake(3)
     await asyncio.sleep(0)
     first.close()
-    tailer.position = 3  # like `Tailers.subscribe` for a lane without subscriptions
+    tailer.position = 3  # as `Tailers.subscribe` does for a lane without subscriptions
     second = tailer.subscribe(frozenset(), None)
     reading.set_result(None)
     await store.commit([oncelog.Request((event(4),))])

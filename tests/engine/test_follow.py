@@ -1,4 +1,4 @@
-"""Followers receive stored records, then live ones, without gaps or repeats."""
+"""Followers receive stored records, then new ones, without gaps or repetitions."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ SCOPES: dict[str, tuple[dict[str, Any], Callable[[int], Submission], Callable[[i
 
 @pytest.mark.rule("CO-13", "EV-11")
 @pytest.mark.parametrize("scope", SCOPES)
-async def test_follower_delivers_stored_records_before_live_ones(scope: str) -> None:
+async def test_follower_delivers_stored_records_before_new_ones(scope: str) -> None:
     where, matching, other = SCOPES[scope]
     async with WatchedLog(settings=ONE_LANE) as log:
         await log.submit(SetMember(CHANNEL, "user:ann"))
@@ -99,7 +99,9 @@ class ConcurrentWriter:
 async def test_commits_during_the_switch_from_stored_to_live_are_delivered_once(
     scope: str, is_foreign: bool, moments: set[int]
 ) -> None:
-    """Before, during and after the catch-up, the subscription, the second catch-up and the first live page."""
+    """The moments are before, during and after the catch-up, the subscription, the second catch-up and the first live
+    page.
+    """
     where, matching, _ = SCOPES[scope]
     async with WatchedLog(settings=ONE_LANE, poll_ms=1) as log:
         await log.submit(SetMember(CHANNEL, "user:ann"))
@@ -223,7 +225,7 @@ async def test_erased_record_is_delivered_as_erased(log: WatchedLog) -> None:
 
 @pytest.mark.rule("CO-13")
 async def test_tailer_keeps_records_committed_during_a_read() -> None:
-    """A poll also finds local commits and starts a read. One read must suffice."""
+    """A poll also finds local commits and starts a read. One read must be enough."""
     async with WatchedLog(poll_ms=NO_POLL_MS) as log:
         subscription = await log.subscribe()
         (tailer,) = log._tailers._tailers.values()
@@ -399,7 +401,7 @@ async def test_commits_without_records_are_not_kept_during_a_read() -> None:
 
 
 async def test_batch_is_iterated_once_for_all_followed_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Counted(list[Record]):
+    class CountingList(list[Record]):
         times = 0
 
         def __iter__(self) -> Iterator[Record]:
@@ -410,15 +412,15 @@ async def test_batch_is_iterated_once_for_all_followed_lanes(monkeypatch: pytest
         scopes = [f"chat/{number}" for number in range(40)]
         await log.submit_many([SetMember(scope, "user:ann") for scope in scopes])
         followed = [await log.subscribe(lane=lane) for lane in range(1, 9)]
-        batches: list[Counted] = []
+        batches: list[CountingList] = []
 
         hand_on = log._tailers.notify_commit
 
-        def counted(changes: Changes) -> None:
-            batches.append(Counted(changes.records))
+        def count_iterations(changes: Changes) -> None:
+            batches.append(CountingList(changes.records))
             hand_on(replace(changes, records=batches[-1]))
 
-        monkeypatch.setattr(log._tailers, "notify_commit", counted)
+        monkeypatch.setattr(log._tailers, "notify_commit", count_iterations)
         await log.submit_many([message(1, scope=scope) for scope in scopes])
         arrived = [record.scope for one in followed for record in await one.next()]
         assert sorted(arrived) == sorted(scopes)

@@ -1,4 +1,4 @@
-"""Followers whose store fails to read for a while."""
+"""Followers of a store that fails to read for a while."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ async def test_failed_page_read_is_retried_at_the_next_commit(caplog: pytest.Log
     with caplog.at_level(logging.WARNING, "oncelog.engine"):
 
         async def fail(_: object) -> None:
-            raise StoreUnavailableError("the disk is away")
+            raise StoreUnavailableError("the disk is unavailable")
 
         async with WatchedLog(poll_ms=NO_POLL_MS) as log:
             subscription = await log.subscribe()
@@ -47,7 +47,7 @@ async def test_failed_poll_is_retried(caplog: pytest.LogCaptureFixture) -> None:
             nonlocal failures
             failures += 1
             if failures <= 2:
-                raise StoreUnavailableError("the disk is away")
+                raise StoreUnavailableError("the disk is unavailable")
 
         async with WatchedLog(poll_ms=1) as log:
             subscription = await log.subscribe()
@@ -58,8 +58,8 @@ async def test_failed_poll_is_retried(caplog: pytest.LogCaptureFixture) -> None:
             assert "polling the log for its subscribers failed" in caplog.text
 
 
-async def away(*_: object) -> None:
-    raise StoreUnavailableError("the disk is away")
+async def fail_poll(*_: object) -> None:
+    raise StoreUnavailableError("the disk is unavailable")
 
 
 @pytest.mark.rule("CO-13")
@@ -77,10 +77,10 @@ async def test_followers_fail_after_repeated_failed_polls(
             subscription = await log.subscribe()
             waiting = [asyncio.ensure_future(one) for one in (anext(records), anext(others), subscription.next())]
             await until(lambda: len(subscriptions(log)) == 3)
-            setattr(log.store, hook, away)
+            setattr(log.store, hook, fail_poll)
             await log.store.inner.commit([Request((event(2),))])  # as another process
             for one in waiting:
-                with pytest.raises(StoreUnavailableError, match="the disk is away"):
+                with pytest.raises(StoreUnavailableError, match="the disk is unavailable"):
                     await one
             assert not subscriptions(log)
             with pytest.raises(StopAsyncIteration):
@@ -108,7 +108,7 @@ async def test_followers_survive_short_store_outages(hook: str, monkeypatch: pyt
             nonlocal failures
             failures += 1
             if failures <= 2:
-                await away()
+                await fail_poll()
 
         for number in range(1, 6):
             waiting = asyncio.ensure_future(anext(records))
@@ -131,7 +131,7 @@ async def test_only_consecutive_failed_polls_are_counted(monkeypatch: pytest.Mon
         nonlocal looks
         looks += 1
         if looks % 3:
-            await away()
+            await fail_poll()
 
     async with WatchedLog(poll_ms=1) as log:
         subscription = await log.subscribe()
@@ -147,7 +147,7 @@ async def test_poll_counts_reads_that_failed_since_the_last_poll(monkeypatch: py
         subscription = await log.subscribe()
         of_lane = log._tailers._tailers[0]
         for number in (1, 3, 5):  # a failed read is repeated before the next poll
-            log.store.before_read = away
+            log.store.before_read = fail_poll
             await log.submit(event(number))
             await turns()
             log.store.before_read = do_nothing
@@ -155,7 +155,7 @@ async def test_poll_counts_reads_that_failed_since_the_last_poll(monkeypatch: py
             await turns()
             of_lane.poll(number + 1)
         assert positions(await subscription.next()) == [1, 2, 3, 4, 5, 6]
-        log.store.before_read = away
+        log.store.before_read = fail_poll
         await log.submit(event(7))
         await turns()
         log.gate.shut()
@@ -164,7 +164,7 @@ async def test_poll_counts_reads_that_failed_since_the_last_poll(monkeypatch: py
             of_lane.poll(7)
             await turns()
         assert subscriptions(log) == [subscription]
-        log.store.before_read = away
+        log.store.before_read = fail_poll
         log.gate.open()
         await turns()
         assert positions(await subscription.next()) == [7]
@@ -174,7 +174,7 @@ async def test_poll_counts_reads_that_failed_since_the_last_poll(monkeypatch: py
 async def test_reads_that_fail_between_polls_do_not_count_as_failed_polls() -> None:
     async with WatchedLog(poll_ms=NO_POLL_MS) as log:
         subscription = await log.subscribe()
-        log.store.before_read = away
+        log.store.before_read = fail_poll
         for number in range(1, 2 * FAILED_POLLS_MAX):
             await log.submit(event(number))
             await turns(5)
@@ -189,7 +189,7 @@ async def test_queued_records_are_delivered_before_the_store_error(monkeypatch: 
         subscription = await log.subscribe()
         await log.submit(event(1))
         await turns()
-        log.store.before_heads = away
+        log.store.before_heads = fail_poll
         await until(lambda: not subscriptions(log))
         assert positions(await subscription.next()) == [1]
         with pytest.raises(StoreUnavailableError):
@@ -198,14 +198,14 @@ async def test_queued_records_are_delivered_before_the_store_error(monkeypatch: 
 
 @pytest.mark.rule("CO-40")
 async def test_history_change_fails_followers_immediately() -> None:
-    async def changed(_: object) -> None:
+    async def report_history_change(_: object) -> None:
         raise HistoryChangedError("the cursor is ahead", "another", 0)
 
     async with WatchedLog(poll_ms=NO_POLL_MS) as log:
         waiting = asyncio.ensure_future(anext(log.follow()))
         await until(lambda: bool(subscriptions(log)))
         await turns()
-        log.store.before_read = changed
+        log.store.before_read = report_history_change
         await log.commit_elsewhere(event(1))
         await log.submit(event(2))
         with pytest.raises(HistoryChangedError):

@@ -1,4 +1,4 @@
-"""Work under leases on a failing store: a computed result is not lost."""
+"""Work under leases on a failing store: the computed result is not lost."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ async def holding_of(log: WatchedLog, work: Work = WORK) -> HeldLease:
     return begun
 
 
-def is_of(batch: Sequence[Request], kind: type) -> bool:
+def contains_kind(batch: Sequence[Request], kind: type) -> bool:
     return any(isinstance(item, kind) for request in batch for item in request.items)
 
 
@@ -35,7 +35,7 @@ async def test_result_is_retried_while_the_disk_fails(log: WatchedLog) -> None:
 
     async def fail(batch: Sequence[Request]) -> None:
         nonlocal failures
-        if is_of(batch, Submission) and failures:
+        if contains_kind(batch, Submission) and failures:
             failures -= 1
             raise StoreUnavailableError("the disk is full")
 
@@ -48,17 +48,17 @@ async def test_result_is_retried_while_the_disk_fails(log: WatchedLog) -> None:
 
 @pytest.mark.rule("RU-7", "CO-15")
 async def test_result_with_lost_verdict_is_returned_to_its_caller(log: WatchedLog) -> None:
-    async def lose(decided: BatchResult) -> None:
+    async def lose_verdict(decided: BatchResult) -> None:
         log.store.after_commit = do_nothing
         raise StoreUnavailableError("the answer was lost")
 
     holding = await holding_of(log)
-    log.store.after_commit = lose
+    log.store.after_commit = lose_verdict
     result = await log.leases.complete(holding, b"done")
     assert (result.body, result.receipt.sequence) == (b"done", 1)
 
 
-async def test_result_that_cannot_be_stored_for_a_lease_period_raises(log: WatchedLog) -> None:
+async def test_result_that_cannot_be_stored_during_a_lease_period_raises(log: WatchedLog) -> None:
     async def fail(_: object) -> None:
         raise StoreUnavailableError("the disk is full")
 
@@ -78,7 +78,7 @@ async def test_closing_does_not_wait_for_a_failing_disk() -> None:
 
     async def fail(batch: Sequence[Request]) -> None:
         nonlocal tries
-        if is_of(batch, Submission):
+        if contains_kind(batch, Submission):
             tries += 1
             raise StoreUnavailableError("the disk is full")
 
@@ -96,7 +96,7 @@ async def test_lease_that_cannot_be_released_expires(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING, "oncelog.work"):
 
         async def fail(batch: Sequence[Request]) -> None:
-            if is_of(batch, Release):
+            if contains_kind(batch, Release):
                 raise StoreUnavailableError("the disk is full")
 
         async with WatchedLog() as log:
@@ -115,7 +115,7 @@ async def test_lease_renewal_continues_after_a_failure(log: WatchedLog) -> None:
 
     async def fail(batch: Sequence[Request]) -> None:
         nonlocal renewals
-        if is_of(batch, Renew):
+        if contains_kind(batch, Renew):
             renewals += 1
             if renewals == 1:
                 raise StoreUnavailableError("the disk is full")

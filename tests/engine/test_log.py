@@ -160,7 +160,7 @@ async def test_partition_names_are_normalized(open_log: Open) -> None:
         assert await log.erase(partition=decomposed) == 1
 
 
-async def test_read_and_erase_accept_one_selector(open_log: Open) -> None:
+async def test_read_and_erase_accept_only_one_selector(open_log: Open) -> None:
     text: Any = "orders"
     async with open_log() as log:
         with pytest.raises(TypeError, match="use partition"):
@@ -263,7 +263,7 @@ async def test_policy_is_stored_and_a_different_declaration_is_refused_at_open(t
 # --- open and closed -------------------------------------------------------------------------------------
 
 
-def _every_call(log: Log) -> list[Any]:
+def _calls_of_every_method(log: Log) -> list[Any]:
     return [
         log.submit(event(1)),
         log.submit_many([event(1)]),
@@ -283,13 +283,13 @@ def _every_call(log: Log) -> list[Any]:
 
 async def test_calls_on_a_log_that_is_not_open_are_refused(open_log: Open) -> None:
     log = open_log()
-    for call in _every_call(log):
+    for call in _calls_of_every_method(log):
         with pytest.raises(ClosedError, match="not open"):
             await call
     await log.close()
     async with log:
         assert_committed(await log.submit(event(1)))
-    for call in _every_call(log):
+    for call in _calls_of_every_method(log):
         with pytest.raises(ClosedError, match="not open"):
             await call
 
@@ -326,7 +326,7 @@ def test_limit_out_of_range_is_refused(name: str) -> None:
 
 
 @pytest.mark.rule("CO-18", "CO-19")
-async def test_expected_position_is_checked_for_new_writes_only(open_log: Open) -> None:
+async def test_expected_position_is_checked_only_for_new_writes(open_log: Open) -> None:
     async with open_log() as log:
         first = assert_committed(await log.submit(event(1, expected_position=0)))
         stale = assert_refused(await log.submit(event(2, expected_position=0)), Reason.UNEXPECTED_POSITION)

@@ -109,9 +109,9 @@ async def test_lookup_reports_keys_forgotten_by_eviction(open_log: Open) -> None
 
 @pytest.mark.rule("LG-13", "LG-16")
 async def test_lookup_of_an_evicted_key_predicts_the_outcome_of_a_retry(open_log: Open) -> None:
-    """Retries confirm each statement in the lookup's answer."""
+    """Retries confirm each statement of the lookup."""
 
-    async def why(number: int) -> str:
+    async def lookup_reason(number: int) -> str:
         found = await log.lookup(key(number), policy=LEDGER, scope=ORGANISATION, client="c1")
         assert found.status is Status.FORGOTTEN
         return found.why
@@ -125,7 +125,7 @@ async def test_lookup_of_an_evicted_key_predicts_the_outcome_of_a_retry(open_log
         await log.submit(transaction(3, 3))
         clock.advance(1)
         await log.submit(transaction(9, 1, client="c2"))  # position 4 evicts the keys 1 and 2, but not the client
-        assert (await why(1)).endswith(
+        assert (await lookup_reason(1)).endswith(
             ": a retry with client sequence 1 is answered as already committed if it equals the client's newest "
             "write with that sequence, and refused otherwise; a retry with client sequence 4 is a new write"
         )
@@ -135,51 +135,51 @@ async def test_lookup_of_an_evicted_key_predicts_the_outcome_of_a_retry(open_log
         await log.submit(transaction(10, 2, client="c2"))
         await log.submit(transaction(11, 3, client="c2"))  # position 6 evicts the client
         await log.submit(transaction(4, 1))
-        assert "(whose last sequence is now 1): a retry with client sequence 2 is a new write" in await why(3)
+        assert "(whose last sequence is now 1): a retry with client sequence 2 is a new write" in await lookup_reason(3)
         assert_refused(await log.submit(transaction(3, 3)), Reason.SEQUENCE_GAP)
         assert_committed(await log.submit(second))
 
 
 @pytest.mark.rule("RU-5")
-async def test_lookup_reports_leases_and_how_they_ended(open_log: Open) -> None:
+async def test_lookup_reports_leases_and_their_outcome(open_log: Open) -> None:
     clock = ManualClock()
 
-    async def look(number: int) -> tuple[Status, str]:
+    async def lookup_status(number: int) -> tuple[Status, str]:
         return describe(await log.lookup(key(number), policy=RUNS, scope=CAMPAIGN))
 
     async with open_log(clock) as log:
         for number in (1, 2, 3):
             await log.submit(claim(number, "ann", lease_ms=1000))
         clock.advance(400)
-        assert await look(1) == (
+        assert await lookup_status(1) == (
             Status.LEASED,
             "no record yet: the work runs under lease 1, which expires in 600 ms",
         )
         await log.submit(Release(policy=RUNS, scope=CAMPAIGN, key=key(2), holder="ann", fence=2, failure=b"boom"))
         await log.submit(Release(policy=RUNS, scope=CAMPAIGN, key=key(3), holder="ann", fence=3))
-        assert await look(2) == (
+        assert await lookup_status(2) == (
             Status.LEASED,
             "no record: the work under lease 2 failed, and no caller has taken it over yet",
         )
-        assert await look(3) == (
+        assert await lookup_status(3) == (
             Status.LEASED,
             "no record: the work under lease 3 was released, and no caller has taken it over yet",
         )
         clock.advance(700)
-        assert await look(1) == (
+        assert await lookup_status(1) == (
             Status.LEASED,
             "no record: lease 1 expired 100 ms ago, and no caller has taken it over yet",
         )
         await log.submit(result(1, "ann", 1))
-        assert (await look(1))[0] is Status.COMMITTED
+        assert (await lookup_status(1))[0] is Status.COMMITTED
         clock.advance(2 * DAY_MS)
-        assert (await look(3))[0] is Status.UNKNOWN
+        assert (await lookup_status(3))[0] is Status.UNKNOWN
 
 
 # --- erasure and proofs ----------------------------------------------------------------------------------
 
 
-async def _is_proven(log: Log, receipt: Receipt) -> bool:
+async def _has_valid_proof(log: Log, receipt: Receipt) -> bool:
     proven = await log.prove(receipt)
     if proven.record.erased:
         assert proven.salt == b""
@@ -198,7 +198,7 @@ async def test_erasing_by_key_keeps_position_identity_and_proof(open_log: Open) 
         records = [record for record in (await log.read()).records if not is_internal(record)]
         assert [record.body for record in records] == [b"secret 1", b"", b"secret 3"]
         assert [record.erased for record in records] == [False, True, False]
-        assert all([await _is_proven(log, receipt) for receipt in receipts])
+        assert all([await _has_valid_proof(log, receipt) for receipt in receipts])
         assert await log.submit(event(2, "secret 2")) == Replayed(receipts[1], erased=True)
         assert_refused(await log.submit(event(2, "other")), Reason.IDENTITY_REUSED)
         assert await log.submit(event(3, "secret 3")) == Replayed(receipts[2])
@@ -226,7 +226,7 @@ async def test_erasing_a_partition_erases_exactly_its_records(open_log: Open) ->
         receipt = assert_committed(await log.submit(paid))
         assert receipt.lane
         assert await log.erase(partition="a") == 1001
-        kept = [record async for record in _all(log) if not is_internal(record)]
+        kept = [record async for record in _read_all(log) if not is_internal(record)]
         assert {record.partitions for record in kept if not record.erased} == {("b",)}
         assert sum(record.erased for record in kept) == 1000
         (payment,) = (await log.read(stream="account/1")).records
@@ -235,7 +235,7 @@ async def test_erasing_a_partition_erases_exactly_its_records(open_log: Open) ->
         assert await log.erase(partition="a") == 0
 
 
-async def _all(log: Log) -> Any:
+async def _read_all(log: Log) -> Any:
     page = await log.read()
     while True:
         for record in page.records:
@@ -263,7 +263,7 @@ async def test_erasing_a_stream_keeps_other_streams(open_log: Open) -> None:
 async def test_proof_of_an_unknown_receipt_is_refused(open_log: Open) -> None:
     async with open_log() as log:
         receipt = assert_committed(await log.submit(event(1)))
-        assert await _is_proven(log, receipt)
+        assert await _has_valid_proof(log, receipt)
         others = [
             replace(receipt, height=2),
             replace(receipt, position=2),

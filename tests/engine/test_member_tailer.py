@@ -88,13 +88,13 @@ class DelayedMemberReads:
         return await self._read(lane, after, limit)
 
 
-async def never(*_: object) -> Mapping[int, LaneHead]:
+async def wait_forever(*_: object) -> Mapping[int, LaneHead]:
     """Wait until cancelled."""
     await asyncio.Event().wait()
     raise AssertionError("unreachable")
 
 
-def opened(path: Path) -> Log:
+def open_store(path: Path) -> Log:
     return open_log(log_at(path / "log.db"), limits=Limits(poll_ms=1))
 
 
@@ -102,12 +102,12 @@ def opened(path: Path) -> Log:
 async def test_local_member_changes_are_reported_before_their_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path) as log:
+    async with open_store(tmp_path) as log:
         heard = ChangeListener()
         await log.listen_members(heard)
         # A poll can find a commit before the committer reports it. The change is then read from the store and may
         # arrive after the verdict. Here, no poll completes, so only the committer reports changes.
-        monkeypatch.setattr(log._store, "heads", never)
+        monkeypatch.setattr(log._store, "heads", wait_forever)
         await log.submit_many([OpenStream("chat/1", "user:ann"), SetMember("chat/2", "user:ann"), message(1)])
         joined = [(scope, "user:ann", MEMBERSHIP, True, 0) for scope in ("chat/1", "chat/2")]
         assert sorted(heard.reported) == joined
@@ -123,7 +123,7 @@ async def test_member_changes_of_another_process_are_reported_but_not_earlier_on
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(member_tailer, "PAGE_CHANGES", 4)
-    async with opened(tmp_path) as log, opened(tmp_path) as other:
+    async with open_store(tmp_path) as log, open_store(tmp_path) as other:
         await other.submit(SetMember("chat/1", "user:before"))
         heard = ChangeListener()
         await log.listen_members(heard)
@@ -140,19 +140,19 @@ async def test_member_changes_of_another_process_are_reported_but_not_earlier_on
 async def test_member_changes_are_complete_after_a_store_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path) as log, opened(tmp_path) as other:
+    async with open_store(tmp_path) as log, open_store(tmp_path) as other:
         heard = ChangeListener()
         await log.listen_members(heard)
         read, failures = log._store.member_changes, 0
 
-        async def failing(lane: int, after: MemberCursor, limit: int) -> list[MemberChange]:
+        async def fail_reads(lane: int, after: MemberCursor, limit: int) -> list[MemberChange]:
             nonlocal failures
             if failures < 3:
                 failures += 1
                 raise StoreUnavailableError("away")
             return await read(lane, after, limit)
 
-        monkeypatch.setattr(log._store, "member_changes", failing)
+        monkeypatch.setattr(log._store, "member_changes", fail_reads)
         await other.submit(SetMember("chat/1", "user:ann"))
         await heard.until(("chat/1", "user:ann", MEMBERSHIP, True, 0))
         assert failures == 3
@@ -164,7 +164,7 @@ async def test_member_removal_is_reported_before_later_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool
 ) -> None:
     """The order holds even if reading the removal is slow and this process committed the record."""
-    async with opened(tmp_path) as log, opened(tmp_path) as other:
+    async with open_store(tmp_path) as log, open_store(tmp_path) as other:
         lane = compute_lane(CHANNEL, log.settings.lanes)
         await log.submit_many([SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob")])
         assert_committed(await log.submit(message(1)))
@@ -189,17 +189,17 @@ async def test_records_are_withheld_while_member_changes_cannot_be_read(
 ) -> None:
     """No record is delivered to a removed member, and listeners eventually get the store error."""
     monkeypatch.setattr(tailer, "FAILED_POLLS_MAX", 5)
-    async with opened(tmp_path) as log, opened(tmp_path) as other:
+    async with open_store(tmp_path) as log, open_store(tmp_path) as other:
         await other.submit_many([SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob")])
         journal = LaneListener()
         await log.listen_members(journal)
         await log.listen(journal, compute_lane(CHANNEL, log.settings.lanes))
         away = StoreUnavailableError("away")
 
-        async def failing(*_: object) -> list[MemberChange]:
+        async def fail_reads(*_: object) -> list[MemberChange]:
             raise away
 
-        monkeypatch.setattr(log._store, "member_changes", failing)
+        monkeypatch.setattr(log._store, "member_changes", fail_reads)
         await other.submit(SetMember(CHANNEL, "user:bob", present=False))
         assert_committed(await other.submit(message(1)))
         await until(lambda: bool(journal.lines))
@@ -207,11 +207,11 @@ async def test_records_are_withheld_while_member_changes_cannot_be_read(
 
 
 @pytest.mark.rule("CO-40")
-async def test_member_tailer_reports_a_history_that_went_back_and_continues_from_there(
+async def test_member_tailer_reports_a_rolled_back_history_and_continues_from_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only members changed, so no record cursor is ahead of the remaining history."""
-    async with opened(tmp_path) as log, open_log(log_at(tmp_path / "other.db")) as other:
+    async with open_store(tmp_path) as log, open_log(log_at(tmp_path / "other.db")) as other:
         lane = compute_lane(CHANNEL, log.settings.lanes)
         for name in ("user:ann", "user:bob", "user:cyn"):
             await log.submit(SetMember(CHANNEL, name))
@@ -230,7 +230,7 @@ async def test_member_tailer_reports_a_history_that_went_back_and_continues_from
 
 
 async def test_listen_members_on_a_closed_log_is_refused(tmp_path: Path) -> None:
-    async with opened(tmp_path) as log:
+    async with open_store(tmp_path) as log:
         pass
     with pytest.raises(ClosedError):
         await log.listen_members(ChangeListener())

@@ -1,4 +1,4 @@
-"""A log whose file or history was replaced while open no longer answers from memory."""
+"""A log does not answer from memory after its file or its history was replaced."""
 
 import asyncio
 import shutil
@@ -17,7 +17,7 @@ from oncelog.testing.contract.writes import event
 
 
 def replace_history(place: str) -> None:
-    """Renew the epoch, as an operator would after a restore with other tools."""
+    """Renew the epoch, as an operator does after a restore with other tools."""
     if is_postgres():
         assert oncelog("epoch", place, "--renew").returncode == 0
         return

@@ -59,7 +59,7 @@ async def test_entity_is_readable_until_it_expires(tmp_path: Path) -> None:
         clock.advance(1)
         assert await log.state.entity(ACME, "a") is None
         assert [key for key, _ in (await log.state.entities(ACME)).entities] == ["b"]
-        # A condition treats the entity as absent from the same time on.
+        # From the same time on, a condition treats the entity as absent.
         again = SetEntity("a", b"3", condition=Condition(Must.NOT_EXIST))
         assert_committed(await log.submit(write(2, again)))
         assert (await log.state.entities(ACME, prefix="a", limit=0)).entities[0][1].version == 2

@@ -160,7 +160,7 @@ async def test_slow_follower_returns_to_the_store_without_loss(where: dict[str, 
 
 
 @pytest.mark.rule("CO-30")
-async def test_error_identifies_the_exceeded_subscription_limit() -> None:
+async def test_error_names_the_exceeded_subscription_limit() -> None:
     async with WatchedLog(subscriptions_max=2) as log:
         first = await log.subscribe(partitions=["a"])
         await log.subscribe(stream=CHANNEL)
@@ -225,7 +225,7 @@ async def test_unused_follower_can_be_closed(log: WatchedLog) -> None:
 
 @pytest.mark.parametrize("hook", ["before_read", "before_heads", None])
 async def test_closing_the_log_ends_followers_in_every_phase(hook: str | None) -> None:
-    """The phases are catch-up, subscribing and live."""
+    """The phases are the catch-up, the subscription and live delivery."""
     async with WatchedLog(poll_ms=NO_POLL_MS) as log:
         await log.submit(event(1))
         if hook is not None:

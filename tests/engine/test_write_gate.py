@@ -48,7 +48,7 @@ def get_read_only_message(verdict: Verdict) -> str:
 
 
 class SizedStore(MemoryStore):
-    """A store whose free space and size are set by the test."""
+    """A store for which the test sets the free space and the size."""
 
     free: int | None = None
     size: int | None = None
@@ -188,7 +188,7 @@ async def test_disk_limits_can_be_changed_at_runtime() -> None:
 
 @pytest.mark.parametrize("limit", ["free_bytes_min", "store_bytes_max"])
 async def test_removed_disk_limit_no_longer_refuses_writes(limit: str) -> None:
-    """No write is refused, neither immediately nor because of a poll that had already started."""
+    """No write is refused immediately, and none is refused by a poll that had already started."""
     store = SizedStore()
     store.free, store.size = 10, 1000
     async with Log(store, room=DiskLimits(**{"free_bytes_min": 0, limit: 20}, **QUICK)) as log:
@@ -217,7 +217,9 @@ async def test_removed_disk_limit_no_longer_refuses_writes(limit: str) -> None:
         ),
     ],
 )
-def test_thresholds_for_accepting_writes_again(given: DiskLimits, free_again: int, store_again: int) -> None:
+def test_writes_resume_at_thresholds_beyond_the_disk_limits(
+    given: DiskLimits, free_again: int, store_again: int
+) -> None:
     assert (given.free_again_bytes, given.store_again_bytes) == (free_again, store_again)
 
 
@@ -253,7 +255,7 @@ class SmallDriver(SqliteDriver):
 
 
 async def test_write_ahead_log_counts_as_used_disk_space(tmp_path: Path) -> None:
-    """Opening the log checkpoints the write-ahead log first, which needs space."""
+    """Opening the log first checkpoints the write-ahead log, which needs space."""
     path, driver = str(tmp_path / "log.db"), SmallDriver(6_000_000)
     log = Log(SqliteStore(path, driver=driver), room=DiskLimits(free_bytes_min=1_000_000, look_ms=3_600_000))
     async with log:
@@ -280,7 +282,7 @@ async def test_guard_checkpoints_the_write_ahead_log_to_free_space(tmp_path: Pat
             if isinstance(await log.submit(event(number, body=b"x" * 20_000)), Refused):
                 await until(lambda: not log.read_only)
         await until(lambda: not log._act_queue.waiting)
-        # On a slow machine the guard frees space between two submissions, and none of them is refused.
+        # On a slow machine the guard frees space between two submissions, and no submission is refused.
         assert (await log.audit(wanted=AuditFilter(act=READ_ONLY_OFF))).entries
         driver.size = driver.file_bytes(path) + 900_000
         get_read_only_message(await log.submit(event(1000)))
@@ -290,7 +292,7 @@ async def test_guard_checkpoints_the_write_ahead_log_to_free_space(tmp_path: Pat
 
 @pytest.mark.parametrize("error", [DiskFullError("no room to move anything"), RuntimeError("locking protocol")])
 async def test_failed_checkpoint_of_the_guard_is_retried(error: Exception) -> None:
-    store = Unmovable()
+    store = UncheckpointableStore()
     store.error = error
     store.free = 9
     async with Log(store, room=DiskLimits(free_bytes_min=10, **QUICK)) as log:
@@ -300,7 +302,7 @@ async def test_failed_checkpoint_of_the_guard_is_retried(error: Exception) -> No
         await until(lambda: not log.read_only)
 
 
-class Unmovable(SizedStore):
+class UncheckpointableStore(SizedStore):
     tried = 0
     error = Exception()
 
@@ -378,7 +380,7 @@ CREATE TRIGGER full_state BEFORE UPDATE ON oncelog_state EXECUTE FUNCTION full_d
 
 async def test_probes_of_a_repeatedly_full_disk_back_off() -> None:
     """A probe is small and can succeed where larger writes fail."""
-    store = Tried()
+    store = ProbeCountingStore()
     guard = WriteGate(store, DiskLimits(look_ms=1))
     await guard.start()
     pauses = []
@@ -394,7 +396,7 @@ async def test_probes_of_a_repeatedly_full_disk_back_off() -> None:
 
 
 async def test_full_disk_stays_full_while_almost_nothing_is_free() -> None:
-    store = Tried()
+    store = ProbeCountingStore()
     store.free = PROBE_FREE_BYTES_MIN - 1
     guard = WriteGate(store, DiskLimits(look_ms=1))
     await guard.start()
@@ -419,7 +421,7 @@ async def test_probe_of_a_full_disk_checkpoints_the_write_ahead_log(tmp_path: Pa
         assert driver.file_bytes(f"{path}-wal") < 60_000, "the audit records of read-only on and off"
 
 
-class Tried(SizedStore):
+class ProbeCountingStore(SizedStore):
     tried = 0
 
     async def probe(self) -> None:

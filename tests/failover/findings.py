@@ -1,4 +1,4 @@
-"""The records of each API read with plain SQL, the findings of the checker, and outages of writes."""
+"""Records of each API read with plain SQL, findings of the checker, and outages of writes."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ RECORDS = """
     JOIN oncelog_blocks AS b ON b.lane = r.lane AND b.height = r.height WHERE {} ORDER BY r.lane, r.position
 """
 SETTLED_NS = 500_000_000
-"""An interval that began at most this long before a failure belongs to the failure."""
+"""An interval that began at most this long before a failure counts as part of the failure."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def to_api_order(history: History, kept: Sequence[Kept]) -> History:
     """Translate positions into the order of the API. Readers of blocks identify records by the block's Merkle root."""
     places = {one.in_lane: one for one in kept}
 
-    def translated(seen: Seen) -> Seen:
+    def translate(seen: Seen) -> Seen:
         found = places.get(seen.position)
         if found is None or seen.id not in (found.id, found.root):
             return seen  # a missing record, which the checker reports
@@ -77,7 +77,7 @@ def to_api_order(history: History, kept: Sequence[Kept]) -> History:
         else call
         for call in history.calls
     ]
-    readings = {name: list(map(translated, seen)) for name, seen in history.readings.items()}
+    readings = {name: list(map(translate, seen)) for name, seen in history.readings.items()}
     return replace(history, calls=calls, readings=readings)
 
 

@@ -31,7 +31,7 @@ CHAT_LOOK_S = 0.1
 
 
 def content(client: int, step: int) -> str:
-    """Return the content of a write. It differs for every write, so that a wrong record is detected."""
+    """Return the content of a write. Every write has different content, so that a wrong record is detected."""
     return f"{client}/{step}"
 
 
@@ -62,7 +62,7 @@ class Api(ABC):
         return len(self.places.urls)
 
     def id(self, client: int, step: int) -> str:
-        """Return the key of a write in the log, in hexadecimal."""
+        """Return the key under which the log stores a write, in hexadecimal."""
         return f"{client + 1:016x}{step + 1:016x}"
 
     @staticmethod

@@ -33,11 +33,11 @@ RETRY_S: Final = 0.03
 STEPS_MIN: Final = 2
 """Minimum number of steps of a client."""
 CALL_S: Final = 5.0
-"""Timeout of a call, after which the client tries another server."""
+"""Timeout of a call. The client then tries another server."""
 AGAIN_RATE: Final = 0.1
 LIBRARIES: Final = 2
 COUNTED: Final = ("acknowledged", "unanswered")
-"""Counters that can be queried."""
+"""Counters that the test can query."""
 LOST: Final = (aiohttp.ClientError, OSError, AssertionError, TimeoutError, KeyError, ValueError, OncelogError)
 
 

@@ -51,7 +51,7 @@ class Replicas:
 
     async def check_agreement(self) -> None:
         """Assert that all replicas and all servers have the same rows."""
-        for _ in range(2):  # the second sync receives what other clients sent in the first
+        for _ in range(2):  # The second sync receives deltas that other clients sent during the first.
             for client in self._clients:
                 await client.synced()
         found = [{row.row_id: dict(row.columns) for row in await one.rows(TABLE)} for one in self._clients]

@@ -25,16 +25,16 @@ class Flow:
     def __init__(self, process: Command) -> None:
         self._process = process
 
-    def tell(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         write_line(self._process, line)
 
-    def heard(self) -> str:
+    def read_reply(self) -> str:
         return read_line(self._process)
 
-    def counts(self, what: str) -> list[int]:
+    def read_counters(self, what: str) -> list[int]:
         """Return a counter for each API."""
-        self.tell(what)
-        return [int(count) for count in json.loads(self.heard())]
+        self.send_line(what)
+        return [int(count) for count in json.loads(self.read_reply())]
 
     def wait_for_writes(self, more: int = FLOW) -> None:
         """Wait until every API has acknowledged this number of further writes."""
@@ -45,10 +45,10 @@ class Flow:
         self._until("unanswered", more)
 
     def _until(self, what: str, more: int) -> None:
-        before = self.counts(what)
+        before = self.read_counters(what)
         wait_until(
-            lambda: all(now >= then + more for now, then in zip(self.counts(what), before, strict=True)),
-            lambda: f"{what}: {before} before, {self.counts(what)} now",
+            lambda: all(now >= then + more for now, then in zip(self.read_counters(what), before, strict=True)),
+            lambda: f"{what}: {before} before, {self.read_counters(what)} now",
         )
 
 
@@ -62,7 +62,7 @@ class Round:
     has_moved: bool = False
     """Whether another server became the primary."""
     measure_outage_s: dict[str, float] = field(default_factory=dict)
-    """Longest time without a new acknowledgement per API."""
+    """Longest time without a new acknowledgement, per API."""
 
     @property
     def longest_s(self) -> float:

@@ -187,7 +187,7 @@ def test_reused_process_id_does_not_count_as_the_starter(directory: Path) -> Non
         assert run_command("stop", "--directory", str(directory)) == (0, "stopped\n")
 
 
-def test_start_exits_with_the_reason_when_patroni_dies(directory: Path) -> None:
+def test_start_reports_the_reason_and_exits_when_patroni_dies(directory: Path) -> None:
     with start_cluster(directory) as process:
         for pid in wait_for_patronis(directory, 3):
             send_signal(pid, signal.SIGKILL)
@@ -231,7 +231,7 @@ def test_make_passes_the_port(given: tuple[str, ...], option: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["state", "kill", "stop"])
-def test_command_without_a_cluster_reports_it(directory: Path, command: str) -> None:
+def test_command_without_a_cluster_reports_that_none_is_running(directory: Path, command: str) -> None:
     status, said = run_command(command, "--directory", str(directory))
     assert status == 2
     assert said.startswith(f"no cluster in {directory}")

@@ -27,7 +27,7 @@ PAUSE_S = 0.1
 SOAK_PAUSE_S = 0.03
 """Pause between two writes of a client."""
 RETRIED = load_worker.STEPS_MIN
-"""Number of steps per client that are retried at the end."""
+"""Number of steps per client that the test retries at the end."""
 LIMITS = {f"postgres_{name}": getattr(Timeouts(), name) for name in Timeouts.__struct_fields__}
 """The default timeouts."""
 
@@ -39,14 +39,14 @@ async def storm(cluster: Cluster, directory: Path, seed: int, kinds: Sequence[Ki
         urls = [server.url for server in found]
         with start_script(load_worker.__file__, directory, seed, pause_s, cluster.address, *urls) as process:
             flow = Flow(process)
-            assert await asyncio.to_thread(flow.heard) == "ready"
+            assert await asyncio.to_thread(flow.read_reply) == "ready"
             for kind in kinds:
                 rounds.append(await asyncio.to_thread(run_round, kind, cluster, flow))
                 say(f"{kind.__name__} is over")
-            flow.tell("stop")
-            assert await asyncio.to_thread(flow.heard) == "stopped"
-            flow.tell(json.dumps(await heads(cluster.address)))
-            assert await asyncio.to_thread(flow.heard) == "end"
+            flow.send_line("stop")
+            assert await asyncio.to_thread(flow.read_reply) == "stopped"
+            flow.send_line(json.dumps(await heads(cluster.address)))
+            assert await asyncio.to_thread(flow.read_reply) == "end"
             await retry_first_writes(cluster.address, urls, directory)
     for one in rounds:
         one.measure_outage_s = measure_outage_s(directory, APIS, one.began_ns, one.ended_ns)
@@ -63,7 +63,7 @@ async def heads(address: str) -> dict[str, int]:
 
 
 async def retry_first_writes(address: str, urls: Sequence[str], directory: Path) -> None:
-    """Retry writes that an old primary had acknowledged, at the running servers and at a new server.
+    """Retry writes that an old primary had acknowledged, on the running servers and on a new server.
 
     The new server has no cached answers, so it must find the writes on the new primary.
     """

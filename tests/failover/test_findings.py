@@ -99,7 +99,7 @@ def test_position_assigned_twice_is_found(tmp_path: Path) -> None:
 
 def test_block_that_changes_after_a_reader_received_it_is_found(tmp_path: Path) -> None:
     record(tmp_path, Ledger, [call(1, 10)], [Seen(10, "of the old primary")])
-    assert len(findings(Ledger, tmp_path, kept(Ledger, 1))) == 2  # from both readers
+    assert len(findings(Ledger, tmp_path, kept(Ledger, 1))) == 2  # both readers report it
 
 
 def test_acknowledged_retries_do_not_end_an_outage(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from fuzz.mutations import mutate
 from fuzz.targets import CORPUS, Target
 
 POOL_MAX: Final = 2000
-"""Maximum number of inputs to derive others from: the corpus and the inputs accepted in this run."""
+"""Maximum number of inputs from which others are derived: the corpus and the inputs accepted in this run."""
 
 
 class Fault(NamedTuple):

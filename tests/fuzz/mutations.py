@@ -5,7 +5,7 @@ from random import Random
 from typing import Final
 
 BYTES_MAX: Final = 64 * 1024
-"""Inputs are short, because length only matters for limits, which have separate tests."""
+"""Inputs are short, because length matters only for limits, which have separate tests."""
 TOKENS: Final = (
     *(b"{", b"}", b"[", b"]", b'"', b":", b",", b"\\", b"\\u0000", b"\\ud800", b"\\udc00", b"\\u00e9"),
     *(b"null", b"true", b"false", b"0", b"-0", b"-1", b"1e400", b"1e-400", b"1.5", b"NaN", b"Infinity"),

@@ -58,7 +58,7 @@ NEXT_REQUEST: Final = b"GET /next HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class Target(NamedTuple):
-    """A decoder, its documented errors, and its share of the inputs of a run."""
+    """A decoder, its documented errors, and its share of the inputs in a run."""
 
     name: str
     decode: Callable[[bytes], object]

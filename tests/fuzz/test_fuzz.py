@@ -1,4 +1,4 @@
-"""A short run of the fuzzer in every test run, and a million inputs under --soak."""
+"""A short run of the fuzzer in every test run, and a million inputs with --soak."""
 
 from random import Random
 

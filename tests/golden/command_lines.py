@@ -196,7 +196,7 @@ def record_server_commands(directory: Path) -> dict[str, str]:
 
 
 def record_postgres_commands(directory: Path) -> dict[str, str]:
-    """Record moving a log into a database, and commands on that database."""
+    """Record moving a log into a database, and commands that read that database."""
     _prepare(directory)
     recorder = Recorder(directory, {"database": address_of(directory / "moved")})
     return {"cli-postgres-commands.txt": "\n".join(recorder.run_all(MOVE_COMMANDS))}

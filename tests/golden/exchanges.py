@@ -82,7 +82,7 @@ def _write_schemas(directory: Path) -> dict[str, str]:
 
 
 def _write_event(directory: Path) -> dict[str, str]:
-    """Commit an event, so that the read-only server has one whose retries it can answer."""
+    """Commit an event, so that the read-only server can answer a retry of it."""
     with fixed_server(str(directory / "log.db"), *DEVELOPMENT) as server:
         Transcript(server).record([scenario_server.FIRST_EVENT])
         server.stop()

@@ -19,7 +19,9 @@ ELAPSED_MS: Final = 3_600_000
 
 
 class FixedRandom:
-    """Replacement for `os.urandom`. Each size has a separate sequence: an added draw shifts only draws of its size."""
+    """Replacement for `os.urandom`. Each size has a separate sequence, so that an additional draw shifts only draws of
+    its size.
+    """
 
     def __init__(self) -> None:
         self.seed = ""
@@ -41,7 +43,7 @@ def fix_sources() -> None:
     time.time_ns = lambda: NOW_MS * 10**6
     time.clock_gettime_ns = lambda clock: fixed_ns[clock] if clock in fixed_ns else real_clock_ns(clock)
     os.urandom = FixedRandom()
-    # These modules keep their own reference to `os.urandom` from the moment they are imported.
+    # These modules keep their own reference to `os.urandom` once they are imported.
     for module in ("random", "secrets", "uuid", "tempfile"):
         if module in sys.modules:
             raise RuntimeError(f"{module} was imported before its source of random bytes could be replaced")

@@ -114,7 +114,7 @@ SOCKET: Final[tuple[Step, ...]] = (
     Send("ben", connect("ben", device_id="phone")),
     Open("quiet", "/v1/chat"),
     Send("quiet", connect("ben", live=False)),
-    Note("send; again; with different content"),
+    Note("send, retry, and retry with different content"),
     Send("ann", say(1, request_id="r1")),
     Receive("ben"),
     Send("ann", say(1)),

@@ -1,4 +1,4 @@
-"""Scenarios of the deltas API: push, pull, rows, snapshot, live, compaction, errors."""
+"""Scenarios of the deltas API: push, pull, rows, snapshot, live delivery, compaction and errors."""
 
 import json
 from hashlib import sha256
@@ -30,7 +30,7 @@ def push(*deltas: Any) -> Http:
 
 TEA: Final = delta(1, name="Tea", price=3.5, tags=["hot", None])
 DELTAS: Final[tuple[Step, ...]] = (
-    Note("push; again; under another operation; twice in one push"),
+    Note("push, retry, retry with a different operation, and a repeated delta in one push"),
     push(TEA),
     push(TEA, delta(2, "UPDATE", price=4), delta(2, "UPDATE", price=4)),
     push({**TEA, "op": "DELETE"}),
@@ -53,7 +53,7 @@ DELTAS: Final[tuple[Step, ...]] = (
     Http(f"GET {PATH}/snapshot?limit=1", save={"page": r'"next": ?"([^"]+)"'}),
     Http(f"GET {PATH}/snapshot?limit=1&page={{{{page}}}}"),
     Http("GET /v1/sync/empty/snapshot"),
-    Note("live, as events and over a WebSocket"),
+    Note("live delivery by server-sent events and over a WebSocket"),
     Listen("reader", f"GET {PATH}/live?since=3", events=3),
     Open("socket", f"{PATH}/live"),
     Send("socket", {"type": "connect", "since": 4, "epoch": "{{epoch}}"}, receive=2),
@@ -74,7 +74,7 @@ DELTAS: Final[tuple[Step, ...]] = (
     Http(f"GET {PATH}/snapshot"),
     push(delta(3, row="p2", name="Milk")),
     push(delta(0, row="p2", name="late")),
-    Note("a gateway of another name"),
+    Note("a gateway with another name"),
     Http("POST /v1/sync/caf%C3%A9%2F1/push", {"deltas": [TEA]}),
     Http("GET /v1/sync/caf%C3%A9%2F1/pull"),
     Note("errors"),

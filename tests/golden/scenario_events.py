@@ -1,4 +1,4 @@
-"""Scenarios of the Events API: both WebSocket dialects, HTTP, server-sent events."""
+"""Scenarios of the Events API: both WebSocket dialects, HTTP and server-sent events."""
 
 from typing import Any, Final
 
@@ -50,7 +50,7 @@ NATIVE: Final[tuple[Step, ...]] = (
     Send("ann", submit(event(2, "b", "a", "b"), event(3, expected_committed_id=99), event(2, "a", "b"))),
     Send("ann", submit(event(2, "b", "a", "b"), event(3, expected_committed_id=99))),
     Send("ann", submit(event(3, expected_committed_id=2))),
-    Note("pages, then broadcasts to another connection; the sender gets its result only"),
+    Note("pages, then broadcasts to another connection; the sender gets only its result"),
     Send("ben", sync(0, "orders", "a", limit=2)),
     Send("ben", sync(2, "orders", "a", limit=2, epoch="{{epoch}}")),
     Send("ann", submit(event(4, "orders"), event(5, "elsewhere"))),
@@ -61,7 +61,7 @@ NATIVE: Final[tuple[Step, ...]] = (
     Receive("ben"),
     Send("ben", sync(0, "nothing")),
     Send("ben", sync(0, "orders", limit=0)),
-    Note("a sync of another history"),
+    Note("a sync with a cursor of another history"),
     Send("ben", sync(0, epoch="0000000000000000")),
     Send("ben", sync(1000)),
     Note("malformed requests"),
@@ -88,11 +88,11 @@ NATIVE: Final[tuple[Step, ...]] = (
     Send("ann", "bytes", opcode=2),
     Note("frames of the other dialect"),
     Send("ann", {"type": "sync", "protocolVersion": "1.0", "msgId": "x", "payload": {}}),
-    Note("ping of the WebSocket protocol"),
+    Note("a ping of the WebSocket protocol"),
     Send("ann", "ping", opcode=9),
     Note("a frame that is too large"),
     Send("ann", submit({**event(20), "event": {"type": "x", "text": "x" * 70_000}})),
-    Note("close by the client"),
+    Note("the client closes the connection"),
     Send("ben", "\x03\u00e8", opcode=8),
 )
 
@@ -106,7 +106,7 @@ NATIVE_FIRST_FRAMES: Final[tuple[Step, ...]] = (
     Send("eve", native("connect", {"token": 7, "client_id": "x"})),
     Note("an unsupported version"),
     Send("eve", {**connect("x"), "protocol_version": "2.0"}, receive=2),
-    Note("in development mode another credential is the developer"),
+    Note("in development mode, any other credential belongs to the developer"),
     Open("bad", PATH),
     Send("bad", connect("x", "not a good token")),
     Note("a first message that is too large"),
@@ -119,7 +119,7 @@ NATIVE_FIRST_FRAMES: Final[tuple[Step, ...]] = (
     HangUp("own"),
 )
 
-# --- the dialect of insieme --------------------------------------------------------------------------------
+# --- the Insieme dialect ------------------------------------------------------------------------------------
 
 
 def insieme(kind: str, payload: Any, msg_id: Any = "m1") -> dict[str, Any]:
@@ -176,7 +176,7 @@ INSIEME: Final[tuple[Step, ...]] = (
     Note("pages"),
     Send("ann", page(0, limit=2)),
     Send("ann", page(8, limit=500)),
-    Note("an event of the native dialect that the project shows, and one that it does not show"),
+    Note("a native event that the project shows, and one that it does not show"),
     Http(
         f"POST {PATH}",
         {
@@ -222,11 +222,11 @@ HTTP: Final[tuple[Step, ...]] = (
     Http(f"GET {PATH}?partition=http&since=0&limit=0"),
     Http(f"HEAD {PATH}?partition=http"),
     Http(f"GET {PATH}?partition=none&partition=http&limit=5000"),
-    Note("look-ups"),
+    Note("lookups"),
     Http(f"GET {PATH}/{uuid(201)}?partition=http"),
     Http(f"GET {PATH}/{uuid(201)}?partition=none"),
     Http(f"GET {PATH}/{uuid(299)}?partition=http"),
-    Note("a stream; resumed after an event; ended by an error"),
+    Note("a stream, resumed after an event, and ended by an error"),
     Listen("reader", f"GET {PATH}/stream?partition=http", events=3, by="ann"),
     Http(f"POST {PATH}", {"events": [event(204, "http")]}),
     More("reader"),

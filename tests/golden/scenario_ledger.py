@@ -1,4 +1,4 @@
-"""Scenarios of the ledger: every operation over HTTP and over gRPC, with the errors of each code."""
+"""Scenarios of the ledger: every operation over HTTP and over gRPC, with errors of every code."""
 
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ OWNER: Final = {"resource": "invoice/17", "relation": "owner", "subject": "ann"}
 READ: Final = "organization=acme"
 FIRST: Final = write(1, set_entity("invoice/17", condition={"must_not_exist": True}), {"create_relationship": OWNER})
 HTTP: Final[tuple[Step, ...]] = (
-    Note("write; its retry, from memory"),
+    Note("a write, and its retry answered from memory"),
     Http(f"POST {PATH}/write", FIRST, save=TX_ID),
     Http(f"POST {PATH}/write", FIRST),
     Note("every error of a write"),
@@ -84,7 +84,7 @@ HTTP: Final[tuple[Step, ...]] = (
     Http(f"GET {PATH}/outcome?{READ}&idempotency_key={99:032x}&client_id=till"),
     Http(f"GET {PATH}/block?{READ}&height=1"),
     Http(f"GET {PATH}/proof?{READ}&tx_id={{{{tx}}}}"),
-    Note("blocks as they come"),
+    Note("new blocks"),
     Listen("blocks", f"GET {PATH}/blocks/stream?{READ}", events=2),
     Http(f"POST {PATH}/write", write(4, set_entity("new"))),
     More("blocks", 3),
@@ -145,7 +145,7 @@ BATCH: Final = {
 }
 CALLED: Final = call(1, put("invoice/17", condition={"mustNotExist": True}), {"createRelationship": OWNER})
 GRPC: Final[tuple[Step, ...]] = (
-    Note("write; its retry, from memory"),
+    Note("a write, and its retry answered from memory"),
     Rpc("Write", CALLED, save=TX_ID),
     Rpc("Write", CALLED),
     Note("every error of a write"),

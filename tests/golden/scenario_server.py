@@ -1,4 +1,4 @@
-"""Scenarios of behaviour that all APIs share: health, documents, unknown paths, authentication, limits, shutdown."""
+"""Scenarios of behaviour that all APIs share: health, documents, unknown paths, authentication, limits and shutdown."""
 
 from typing import Final
 
@@ -60,7 +60,7 @@ AUDIT: Final[tuple[Step, ...]] = (
 # --- a server with tokens and API keys -----------------------------------------------------------------------
 
 IDENTITY: Final[tuple[Step, ...]] = (
-    Note("no credential, and credentials that are not good"),
+    Note("missing and invalid credentials"),
     Http(f"GET {PATH}?partition=orders"),
     Http(f"GET {PATH}?partition=orders", by="not-a-token"),
     Http(f"GET {PATH}?partition=orders", by="{{expired}}"),
@@ -243,7 +243,7 @@ STOPPING: Final[tuple[Step, ...]] = (
 # --- a reader that does not read --------------------------------------------------------------------------------------
 
 SLOW_FRAMES: Final = 100
-"""60 KB each: more in total than the socket buffers and the server's send queue hold."""
+"""60 KB each. Together, they exceed the socket buffers and the server's send queue."""
 LARGE: Final = "x" * 60_000
 SLOW_READER: Final[tuple[Step, ...]] = (
     Open("cy", PATH, receive_buffer_bytes=4096),

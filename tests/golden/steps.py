@@ -1,4 +1,4 @@
-"""The steps of a scenario: what clients send to the server, and how many answers they wait for."""
+"""The steps of a scenario: data that clients send to the server, and the number of answers that they wait for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class Poll:
 
 @dataclass(frozen=True)
 class Listen:
-    """Open a stream of server-sent events and read the first `events` of them."""
+    """Open a stream of server-sent events and read its first `events` events."""
 
     name: str
     to: str

@@ -1,4 +1,4 @@
-"""Record what users, operators and other programs rely on, apart from the protocols."""
+"""Record behaviour that users, operators and other programs rely on, apart from the protocols."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Clients that expose every detail of an answer that a program can see: header order, chunks, frames, close codes."""
+"""Clients that expose every detail of an answer that a program can observe: header order, chunks, frames, codes."""
 
 import json
 import socket

@@ -46,7 +46,7 @@ def get_user(connection: Scope) -> str | None:
 
 
 class Shop:
-    """One endpoint for all paths, behind authentication and the middleware. It records the requests that it runs."""
+    """One endpoint for all paths, behind authentication and the middleware. It records the requests that reach it."""
 
     def __init__(
         self, kind: str, log: Log | Callable[[], Log] | str | Path, answer: Handler | None = None, **options: Any
@@ -103,14 +103,16 @@ class Shop:
         return asyncio.ensure_future(self.send(*keys))
 
     async def start_running(self) -> "asyncio.Task[httpx.Response]":
-        """Send a request with the key `k` and wait until the endpoint runs it. It blocks until the gate opens."""
+        """Send a request with the key `k`, and wait until the endpoint runs. It then waits until the gate opens."""
         self.gate.shut()
         task = self.start_sending("k")
         await self.gate.reached.wait()
         return task
 
     async def check_waiting_retries_after(self, status: int, waiters: Waiters) -> None:
-        """Answer the first request with a status that is not stored. One of three waiting retries runs for all."""
+        """Answer the first request with a status that is not stored. One of the three waiting retries then runs for all
+        of them.
+        """
 
         async def fail_first(request: Request) -> Response:
             number = len(self.runs)
@@ -145,7 +147,7 @@ def check_problem(response: httpx.Response, status: int, kind: str) -> None:
 
 
 def check_answers(responses: Iterable[httpx.Response], *expected: tuple[str, bool]) -> None:
-    """Assert which run produced each response, and whether the response is a replay."""
+    """Assert that each response is from the expected run, and whether it is a replay."""
     found = [(response.headers.get("x-charge"), is_replay(response)) for response in responses]
     assert found == list(expected)
 

@@ -10,16 +10,16 @@ from oncelog.storage.postgres import borrowed_transaction
 
 
 @pytest.fixture(autouse=True)
-def patient_release(monkeypatch: pytest.MonkeyPatch) -> None:
+def wait_for_release(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a failing call wait until its release is committed, even on a slow machine.
 
-    Otherwise the next call with the same key could find the lease still held and receive the error of the first call.
+    Otherwise, the next call with the same key could still find the lease held, and get the error of the first call.
     """
     monkeypatch.setattr(leases, "RELEASE_WAIT_S", WAIT_S)
 
 
 @pytest.fixture(autouse=True)
-def patient_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_lane_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep PostgreSQL from closing the session of a shared connection on a slow machine."""
     monkeypatch.setattr(borrowed_transaction, "LANE_TIMEOUT", "1h")
 
@@ -45,12 +45,12 @@ def waiters(monkeypatch: pytest.MonkeyPatch) -> Waiters:
     found = Waiters()
     outcome = HeldLease.wait_outcome
 
-    async def counted(self: HeldLease) -> WorkResult | None:
+    async def count_waiting(self: HeldLease) -> WorkResult | None:
         found.count += 1
         try:
             return await outcome(self)
         finally:
             found.count -= 1
 
-    monkeypatch.setattr(HeldLease, "wait_outcome", counted)
+    monkeypatch.setattr(HeldLease, "wait_outcome", count_waiting)
     return found

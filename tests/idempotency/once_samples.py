@@ -7,8 +7,8 @@ from uuid import UUID
 import msgspec
 
 
-class Counted:
-    """Call counter."""
+class CallCounter:
+    """A counter of calls."""
 
     def __init__(self) -> None:
         self.times = 0

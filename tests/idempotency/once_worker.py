@@ -19,11 +19,11 @@ from oncelog.engine import lease_watchdog
 from scripts import print_line
 
 NEVER_S = 10**6
-"""The lease watchdog must not hold a store lock when the process stops."""
+"""The lease watchdog must not hold a store lock when the process is stopped."""
 
 
 def record_run(path: Path) -> int:
-    """Record a run and return the number of runs so far."""
+    """Record a run, and return the number of runs so far."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(file, f"{os.getpid()}\n".encode())
@@ -52,7 +52,7 @@ async def main(path: str, runs: Path, callers: int, lease_s: float, *, hold: boo
                 await stop_process(log)
         return os.getpid() + 0 * number
 
-    async def called() -> None:
+    async def call() -> None:
         try:
             print_line(f"got {await work(7)}")
         except oncelog.OncelogError as error:
@@ -61,7 +61,7 @@ async def main(path: str, runs: Path, callers: int, lease_s: float, *, hold: boo
     async with log:
         print_line("ready")
         await loop.run_in_executor(None, sys.stdin.readline)
-        await asyncio.gather(*[called() for _ in range(callers)])
+        await asyncio.gather(*[call() for _ in range(callers)])
     print_line("done")
 
 

@@ -168,12 +168,12 @@ async def test_requests_without_a_user_bypass_the_middleware(kind: str, keys: Se
 
 
 async def test_scope_may_be_an_async_function(kind: str) -> None:
-    async def found(connection: Scope) -> str | None:
+    async def get_scope(connection: Scope) -> str | None:
         await asyncio.sleep(0)
         return get_user(connection)
 
     async with WatchedLog() as log:
-        shop = Shop(kind, log, scope=found)
+        shop = Shop(kind, log, scope=get_scope)
         users = ["ann", "bob", "ann", "", ""]
         answers = [await shop.send("k", user=user) for user in users]
         check_answers(answers, ("1", False), ("2", False), ("1", True), ("3", False), ("4", False))
@@ -319,7 +319,7 @@ async def test_retry_is_answered_with_409_after_wait_s(kind: str) -> None:
     ],
     ids=lambda scope: f"{scope['type']} {scope.get('method')}",
 )
-async def test_other_methods_and_connection_types_pass_through_unchanged(scope: Scope) -> None:
+async def test_other_methods_and_connection_types_are_passed_through_unchanged(scope: Scope) -> None:
     seen: list[object] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -362,7 +362,7 @@ async def test_file_response_is_stored_even_if_the_server_supports_pathsend(tmp_
         assert len(extensions) == 3, "the extensions of the server are not changed"
 
 
-async def test_messages_of_other_extensions_pass_through_and_are_not_replayed() -> None:
+async def test_messages_of_other_extensions_are_passed_through_and_not_replayed() -> None:
     hint = {"type": "http.response.early_hint", "links": [b"</a.css>"]}
     async with WatchedLog() as log:
         middleware = bare(Scripted(hint, START, body_part(b"ok")), log)

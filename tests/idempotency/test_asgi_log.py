@@ -114,7 +114,7 @@ async def test_waiting_requests_are_answered_with_503_when_the_log_closes(kind: 
     check_problem(await running, 503, "log-unavailable")
 
 
-async def fail_to_keep(requests: Sequence[oncelog.Request]) -> None:
+async def fail_to_commit(requests: Sequence[oncelog.Request]) -> None:
     if any(isinstance(item, Submission) for request in requests for item in request.items):
         raise CorruptError("torn")
 
@@ -122,7 +122,7 @@ async def fail_to_keep(requests: Sequence[oncelog.Request]) -> None:
 async def test_answer_that_cannot_be_committed_is_not_sent(kind: str) -> None:
     async with WatchedLog() as log:
         shop = Shop(kind, log)
-        before, log.store.before_commit = log.store.before_commit, fail_to_keep
+        before, log.store.before_commit = log.store.before_commit, fail_to_commit
         check_problem(await shop.send("k"), 503, "log-unavailable")
         log.store.before_commit = before
         check_problem(await shop.send("k"), 409, "in-flight")
@@ -132,7 +132,7 @@ async def test_answer_that_cannot_be_committed_is_not_sent(kind: str) -> None:
 
 async def test_rest_of_a_streamed_answer_is_not_sent_when_its_commit_fails() -> None:
     async with WatchedLog() as log:
-        log.store.before_commit = fail_to_keep
+        log.store.before_commit = fail_to_commit
         app = Scripted(START, body_part(b"12345", more=True), body_part(b"6", more=True), body_part(b"7"))
         start, body = await exchange(bare(app, log, answer_bytes_max=4), WHOLE)
         assert (start["status"], body["more_body"]) == (503, False)
@@ -145,7 +145,7 @@ async def test_full_queue_is_answered_with_503(kind: str) -> None:
         log.hold_commits()
         first = shop.start_sending("a")
         await log.gate.reached.wait()
-        queued = shop.start_sending("b")  # fills the queue, as an inquiry about its key
+        queued = shop.start_sending("b")  # fills the queue as a lookup of its key
         refused = await shop.start_sending("c")
         assert not queued.done()
         log.gate.open()

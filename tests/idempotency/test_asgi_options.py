@@ -36,7 +36,7 @@ from oncelog import STORED_STATUSES, HttpRequest, OnReuse, Order, Policy, Submis
 
 @pytest.mark.rule("RU-15")
 @pytest.mark.parametrize("status", [401, 403, 408, 425, 429, 500, 503, 599])
-async def test_answer_after_which_a_retry_may_succeed_is_not_stored(kind: str, status: int) -> None:
+async def test_answer_that_invites_a_retry_is_not_stored(kind: str, status: int) -> None:
     async def refuse(_: Request) -> Response:
         return Response("later", status, {"Retry-After": "1"})
 
@@ -159,13 +159,13 @@ async def test_multipart_retry_with_a_new_boundary_is_a_different_request_by_def
 async def test_fingerprint_function_gets_the_whole_request(is_async: bool) -> None:
     asked: list[HttpRequest] = []
 
-    def by_header(request: HttpRequest) -> bytes:
+    def use_header(request: HttpRequest) -> bytes:
         asked.append(request)
         return sha256(request.header("X-Order")).digest()
 
-    async def by_header_later(request: HttpRequest) -> bytes:
+    async def use_header_later(request: HttpRequest) -> bytes:
         await asyncio.sleep(0)
-        return by_header(request)
+        return use_header(request)
 
     async def send(order: bytes, body: bytes) -> list[Any]:
         headers = [(b"Idempotency-Key", b"k"), (b"X-Order", order), (b"x-order", b"b")]
@@ -176,7 +176,7 @@ async def test_fingerprint_function_gets_the_whole_request(is_async: bool) -> No
 
     async with WatchedLog() as log:
         app = Scripted(START, body_part(b"ok"))
-        middleware = bare(app, log, fingerprint=by_header_later if is_async else by_header)
+        middleware = bare(app, log, fingerprint=use_header_later if is_async else use_header)
         answers = [await send(b"a", b"1"), await send(b"a", b"2"), await send(b"c", b"1")]
     assert [answer[0]["status"] for answer in answers] == [200, 200, 422]
     assert app.runs == 1

@@ -28,18 +28,18 @@ SHORT_LEASE_S: Final = 0.5
 BOTH_FRAMEWORKS_AND_STORES: Final = pytest.mark.parametrize(
     ("kind", "store_kind"), [("starlette", SQLITE), ("fastapi", SQLITE), ("starlette", POSTGRES)], indirect=True
 )
-"""Combinations that cover each framework and each store once, because a process takes seconds to start."""
+"""Combinations that cover each framework and each store once, because starting a process takes seconds."""
 
 
 class Servers:
-    """Server processes on one log. Each has a separate port, so that the test chooses the process of a request."""
+    """Server processes on one log. Each has a separate port, so that the test can choose the process for a request."""
 
     def __init__(self, stack: ExitStack, path: str, kind: str, leases_s: Sequence[float]) -> None:
         self._changed = Condition()
         self._ports: dict[int, int] = {}
         self.lines: Counter[str] = Counter()
         self.running: list[int] = []
-        """The numbers of the processes that started to run the request, in order."""
+        """Numbers of the processes that have started to run the request, in order."""
         self.processes = [
             stack.enter_context(start_script(asgi_worker.__file__, path, kind, lease_s)) for lease_s in leases_s
         ]
@@ -83,7 +83,7 @@ class Servers:
 
 
 def check_one_answer(answers: Sequence[httpx.Response], process: Command) -> None:
-    """Assert that all answers are from one run by this process, and that exactly one is not a replay."""
+    """Assert that all answers come from one run by this process, and that all but one are replays."""
     assert {answer.status_code for answer in answers} == {201}
     assert len({answer.content for answer in answers}) == 1
     assert answers[0].json()["process"] == process.pid

@@ -1,4 +1,4 @@
-"""Which answers the idempotency middleware stores: status codes, bodies, size limits and unfinished answers."""
+"""Answers that the idempotency middleware stores: status codes, bodies, size limits and unfinished answers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -50,11 +50,11 @@ async def test_5xx_answer_is_not_stored(kind: str, status: int) -> None:
 
 @pytest.mark.rule("RU-11")
 async def test_exception_is_not_stored(kind: str) -> None:
-    async def fails(_: Request) -> Response:
+    async def raise_error(_: Request) -> Response:
         raise LookupError("no such account")
 
     async with WatchedLog() as log:
-        shop = Shop(kind, log, fails)
+        shop = Shop(kind, log, raise_error)
         response = await shop.send("k")
         assert (response.status_code, response.text) == (500, "Internal Server Error")
         shop.answer = shop.paid
@@ -69,11 +69,11 @@ async def test_one_waiting_retry_runs_after_the_first_request_fails(kind: str, w
 @pytest.mark.rule("RU-11")
 @pytest.mark.parametrize("status", [400, 402, 404, 409, 499])
 async def test_4xx_answer_is_stored(kind: str, status: int) -> None:
-    async def refuses(_: Request) -> Response:
+    async def refuse(_: Request) -> Response:
         raise HTTPException(status, "no", {"X-Charge": "none"})
 
     async with WatchedLog() as log:
-        shop = Shop(kind, log, refuses)
+        shop = Shop(kind, log, refuse)
         answers = [await shop.send("k") for _ in range(2)]
         check_answers(answers, ("none", False), ("none", True))
         assert [one.status_code for one in answers] == [status] * 2
@@ -297,7 +297,7 @@ async def test_unfinished_answer_is_neither_sent_nor_stored(
         assert await exchange(bare(app, log), WHOLE) == [START, body_part(b"ok")]
 
 
-async def test_answer_that_fails_above_the_size_limit_is_not_rerun() -> None:
+async def test_answer_that_fails_after_the_size_limit_is_not_rerun() -> None:
     async with WatchedLog() as log:
         app = Scripted(START, body_part(b"more than four", more=True), error=LookupError("too late"))
         middleware = bare(app, log, answer_bytes_max=4)
@@ -308,7 +308,7 @@ async def test_answer_that_fails_above_the_size_limit_is_not_rerun() -> None:
 
 
 @pytest.mark.parametrize("messages", [[body_part(b"")], [START, START]])
-async def test_application_that_violates_asgi_raises_runtime_error(messages: Sequence[Message]) -> None:
+async def test_violation_of_asgi_by_the_application_raises_runtime_error(messages: Sequence[Message]) -> None:
     async with WatchedLog() as log:
         with pytest.raises(RuntimeError, match="the application"):
             await exchange(bare(Scripted(*messages), log), WHOLE)
@@ -319,24 +319,24 @@ async def test_background_tasks_run_once_after_the_answer(kind: str, fails: bool
     async with WatchedLog() as log:
         shop = Shop(kind, log)
 
-        async def in_background() -> None:
+        async def run_in_background() -> None:
             records = (await log.read(stream="http/ann")).records
             shop.events.append(f"background, {len(records)} kept")
             if fails:
                 raise LookupError("in background")
 
         async def answer(_: Request) -> Response:
-            return PlainTextResponse("ok", background=BackgroundTask(in_background))
+            return PlainTextResponse("ok", background=BackgroundTask(run_in_background))
 
-        async def noting(scope: Scope, receive: Receive, send: Send) -> None:
-            async def sending(message: Message) -> None:
+        async def record_messages(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_and_record(message: Message) -> None:
                 shop.events.append(message["type"])
                 await send(message)
 
-            await app(scope, receive, sending)
+            await app(scope, receive, send_and_record)
 
         shop.answer = answer
-        app, shop.app = shop.app, noting  # type: ignore[assignment]
+        app, shop.app = shop.app, record_messages  # type: ignore[assignment]
         answers = [await shop.send("k") for _ in range(2)]
         assert [(one.text, is_replay(one)) for one in answers] == [("ok", False), ("ok", True)]
         sent = ["http.response.start", "http.response.body"]

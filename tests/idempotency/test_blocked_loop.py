@@ -30,7 +30,7 @@ from scripts import read_line, start_script, write_line
 
 SCRIPT: Final = Path(__file__).with_name("blocked_worker.py")
 LEASE_S: Final = 3
-"""Long enough that a busy machine can renew the lease in its second half."""
+"""Long enough that even a busy machine can renew the lease in its second half."""
 SHORT_S: Final = 0.2
 LONG_S: Final = 600
 OUTER: Final = (build_policy("once", "outer", RETENTION_DEFAULT), scope_of("once", "outer"), b"outer")
@@ -38,7 +38,7 @@ RUN: Final = (RUNS, scope_of("runs", 12), oncelog.run_key(None, 12, "tool.execut
 
 
 @contextmanager
-def two_workers(path: Path, lease_s: float, run_s_max: float) -> Iterator[tuple[Command, Command]]:
+def start_two_workers(path: Path, lease_s: float, run_s_max: float) -> Iterator[tuple[Command, Command]]:
     """Start a process whose tool blocks the event loop, and a process that requests the same results."""
     with ExitStack() as stack:
         first, second = (
@@ -62,7 +62,7 @@ async def list_leases(log: oncelog.Log) -> list[Lease | None]:
 @BOTH_STORES
 @pytest.mark.rule("RU-14", "RU-7")
 async def test_tool_that_blocks_its_event_loop_beyond_the_lease_runs_once(tmp_path: Path) -> None:
-    with two_workers(tmp_path, LEASE_S, LONG_S) as (first, second):
+    with start_two_workers(tmp_path, LEASE_S, LONG_S) as (first, second):
         write_line(first)
         assert await asyncio.to_thread(read_line, first) == "blocked"
         write_line(second)
@@ -87,7 +87,7 @@ async def test_tool_that_blocks_its_event_loop_beyond_the_lease_runs_once(tmp_pa
 @BOTH_STORES
 @pytest.mark.rule("RU-14", "RU-7")
 def test_blocked_tool_is_taken_over_after_its_maximum_run_time_and_cannot_complete(tmp_path: Path) -> None:
-    with two_workers(tmp_path, SHORT_S, SHORT_S) as (first, second):
+    with start_two_workers(tmp_path, SHORT_S, SHORT_S) as (first, second):
         write_line(first)
         assert read_line(first) == "blocked"
         write_line(second)
@@ -106,9 +106,9 @@ class BlockedLoop:
         self._failures = failures
         self._renewed = threading.Event()
         self._renew = lease_watchdog.LeaseWatchdog._commit_renewals
-        monkeypatch.setattr(lease_watchdog.LeaseWatchdog, "_commit_renewals", self._counting())
+        monkeypatch.setattr(lease_watchdog.LeaseWatchdog, "_commit_renewals", self._count_attempts())
 
-    def _counting(self) -> Callable[..., Awaitable[BatchResult]]:
+    def _count_attempts(self) -> Callable[..., Awaitable[BatchResult]]:
         async def commit(watchdog: lease_watchdog.LeaseWatchdog, held: Sequence[HeldLease]) -> BatchResult:
             self.attempts += 1
             if self.attempts <= self._failures:
@@ -220,7 +220,7 @@ async def test_work_beyond_its_maximum_run_time_is_taken_over_in_the_same_proces
 
 @BOTH_STORES
 @pytest.mark.rule("RU-14", "CO-14")
-async def test_lease_that_was_taken_over_before_its_grant_was_seen_is_not_used(
+async def test_lease_that_was_taken_over_before_its_grant_was_received_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another function can block the event loop between the commit of a claim and its verdict."""

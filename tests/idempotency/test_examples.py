@@ -91,7 +91,7 @@ if __name__ == "__main__":
 """
 
 
-def test_function_has_one_name_in_script_module_import_and_spawned_process(tmp_path: Path) -> None:
+def test_function_has_the_same_name_in_script_module_import_and_spawned_process(tmp_path: Path) -> None:
     package = tmp_path / "jobs"
     package.mkdir()
     (package / "__init__.py").touch()

@@ -14,7 +14,7 @@ import pytest
 import oncelog
 from databases import BOTH_STORES, log_at
 from engine.observable_store import Gate, count_leases
-from idempotency.once_samples import Charge, Counted, DeclinedError, Invoice, Node, Refund
+from idempotency.once_samples import CallCounter, Charge, DeclinedError, Invoice, Node, Refund
 from oncelog import (
     FOREVER,
     ClosedError,
@@ -36,8 +36,8 @@ HOUR_MS: Final = 3_600_000
 
 class TestAsyncFunctions:
     @pytest.mark.rule("RU-11")
-    async def test_function_runs_once_for_equal_arguments_in_any_spelling(self, place: str) -> None:
-        log, calls = oncelog.open(place), Counted()
+    async def test_function_runs_once_for_equal_arguments_regardless_of_spelling(self, place: str) -> None:
+        log, calls = oncelog.open(place), CallCounter()
 
         @once(log, name="add")
         async def add(a: int, b: int = 2) -> dict[str, int]:
@@ -54,7 +54,7 @@ class TestAsyncFunctions:
     @BOTH_STORES
     @pytest.mark.rule("RU-11")
     async def test_result_is_replayed_after_a_restart(self, tmp_path: Path) -> None:
-        calls = Counted()
+        calls = CallCounter()
         number, at = UUID(int=7), dt.datetime(2026, 11, 16, tzinfo=dt.UTC)
 
         async def session() -> Invoice:
@@ -73,7 +73,7 @@ class TestAsyncFunctions:
 
     @pytest.mark.rule("RU-7", "RU-11")
     async def test_concurrent_callers_run_the_function_once(self, place: str) -> None:
-        log, calls, gate = oncelog.open(place), Counted(), Gate()
+        log, calls, gate = oncelog.open(place), CallCounter(), Gate()
 
         @once(log, name="work")
         async def work(number: int) -> int:
@@ -91,7 +91,7 @@ class TestAsyncFunctions:
 
     @pytest.mark.rule("RU-11")
     async def test_key_reused_with_other_arguments_raises_conflict_and_runs_nothing(self, place: str) -> None:
-        log, calls, gate = oncelog.open(place), Counted(), Gate()
+        log, calls, gate = oncelog.open(place), CallCounter(), Gate()
 
         @once(log, name="pay", key=lambda order, *_: order)
         async def pay(order: str, amount: int) -> int:
@@ -116,7 +116,7 @@ class TestAsyncFunctions:
     @pytest.mark.rule("RU-11", "CO-17")
     async def test_result_expires_after_a_day_or_the_configured_retention(self, place: str) -> None:
         clock = ManualClock()
-        log, calls = oncelog.open(place, clock=clock), Counted()
+        log, calls = oncelog.open(place, clock=clock), CallCounter()
 
         async def work() -> int:
             calls.times += 1
@@ -148,7 +148,7 @@ class TestAsyncFunctions:
                 await once(log, name="work", retention=FOREVER)(work)()
 
     async def test_equal_keys_in_different_scopes_are_separate(self, place: str) -> None:
-        log, calls = oncelog.open(place), Counted()
+        log, calls = oncelog.open(place), CallCounter()
 
         @once(log, name="work", key=lambda _, key: key, scope=lambda user, *_: user, ignore=["user"])
         async def work(user: str, key: str) -> str:
@@ -174,15 +174,15 @@ class TestAsyncFunctions:
         async with oncelog.open(place) as log:
 
             @once(log, name="look")
-            async def look(value: Any) -> str:
+            async def describe(value: Any) -> str:
                 return repr(value)
 
             id_ = UUID(int=1)
             day = dt.date(2026, 1, 1)
             values: list[Any] = [b"abc", "YWJj", Decimal("1.0"), "1.0", 1, id_, str(id_), day, day.isoformat()]
             values += [{1, 2}, [1, 2], frozenset({1, 2}), 2**60, str(2**60), 2**70, True, "True", None]
-            assert [await look(value) for value in values] == [repr(value) for value in values]
-            assert await look((1, 2)) == "[1, 2]"  # a tuple equals a list, because JSON has no tuples
+            assert [await describe(value) for value in values] == [repr(value) for value in values]
+            assert await describe((1, 2)) == "[1, 2]"  # a tuple equals a list, because JSON has no tuples
 
     async def test_recursive_call_with_the_same_key_raises_work_error(self, place: str) -> None:
         async with oncelog.open(place) as log:
@@ -205,7 +205,7 @@ class TestAsyncFunctions:
 
             assert [await work(number) for number in range(20)] == list(range(20))
 
-    async def test_remembered_exception_that_cannot_be_rebuilt_raises_result_error(self, place: str) -> None:
+    async def test_stored_exception_that_cannot_be_rebuilt_raises_result_error(self, place: str) -> None:
         class StubbornError(Exception):
             def __new__(cls, *, needed: int) -> "StubbornError":
                 return super().__new__(cls, needed)
@@ -213,7 +213,7 @@ class TestAsyncFunctions:
             def __init__(self, *, needed: int) -> None:
                 super().__init__(needed)
 
-        calls = Counted()
+        calls = CallCounter()
         async with oncelog.open(place) as log:
 
             @once(log, name="work", remember=[StubbornError, ExceptionGroup])
@@ -245,7 +245,7 @@ class TestAsyncFunctions:
 
     @pytest.mark.rule("CO-41")
     async def test_erased_result_is_neither_replayed_nor_rerun(self, place: str) -> None:
-        log, calls = oncelog.open(place), Counted()
+        log, calls = oncelog.open(place), CallCounter()
 
         @once(log, name="work")
         async def work(number: int) -> int:
@@ -263,7 +263,7 @@ class TestAsyncFunctions:
         assert calls.times == 1
 
     async def test_size_of_the_result_cache_does_not_change_results(self, place: str) -> None:
-        calls = Counted()
+        calls = CallCounter()
         for limit in (0, 1, 2000):
             calls.times = 0
             log = oncelog.open(place, limits=Limits(results_bytes_max=limit))
@@ -334,7 +334,7 @@ class TestAsyncFunctions:
 class TestBlockingFunctions:
     @pytest.mark.rule("RU-7", "RU-11")
     def test_concurrent_threads_run_the_function_once(self, place: str) -> None:
-        log, calls = oncelog.open_blocking(place), Counted()
+        log, calls = oncelog.open_blocking(place), CallCounter()
         began, go_on = threading.Event(), threading.Event()
 
         @once(log, name="work")
@@ -353,7 +353,7 @@ class TestBlockingFunctions:
         assert calls.times == 1
 
     def test_exceptions_propagate_and_only_listed_ones_are_stored(self, place: str) -> None:
-        log, calls = oncelog.open_blocking(place), Counted()
+        log, calls = oncelog.open_blocking(place), CallCounter()
 
         @once(log, name="work", remember=[DeclinedError])
         def work(card: str) -> int:
@@ -372,7 +372,7 @@ class TestBlockingFunctions:
         assert calls.times == 3
 
     def test_interrupted_function_releases_its_lease(self, place: str) -> None:
-        log, calls = oncelog.open_blocking(place, clock=ManualClock()), Counted()
+        log, calls = oncelog.open_blocking(place, clock=ManualClock()), CallCounter()
 
         @once(log, name="work")
         def work() -> int:
@@ -407,7 +407,8 @@ class TestBlockingFunctions:
             monkeypatch.setattr(works._portal, "call", call)
             with pytest.raises(KeyboardInterrupt):
                 work()
-            assert work() == 1  # would never return while a lease is held, because the clock does not advance
+            # This call would never return while the lease is held, because the clock does not advance.
+            assert work() == 1
 
     def test_ignored_self_is_not_part_of_the_key(self, place: str) -> None:
         log = oncelog.open_blocking(place)

@@ -11,7 +11,7 @@ from databases import BOTH_STORES, log_at
 from deadlines import turns, until
 from engine.observable_store import Gate, count_leases
 from idempotency.conftest import Waiters
-from idempotency.once_samples import Counted, DeclinedError
+from idempotency.once_samples import CallCounter, DeclinedError
 from oncelog import (
     InFlightError,
     once,
@@ -25,7 +25,7 @@ LEASE_MS: Final = 30_000
 class TestErrorsAndCancellation:
     @pytest.mark.rule("RU-7")
     async def test_exception_is_not_stored_and_reaches_waiting_callers(self, place: str, waiters: Waiters) -> None:
-        log, calls, gate = oncelog.open(place), Counted(), Gate()
+        log, calls, gate = oncelog.open(place), CallCounter(), Gate()
 
         @once(log, name="work")
         async def work() -> int:
@@ -49,7 +49,7 @@ class TestErrorsAndCancellation:
     @BOTH_STORES
     @pytest.mark.rule("RU-11")
     async def test_listed_exception_is_stored_and_raised_again(self, tmp_path: Path) -> None:
-        calls = Counted()
+        calls = CallCounter()
 
         async def session() -> DeclinedError:
             log = oncelog.open(log_at(tmp_path / "app.db"))
@@ -73,18 +73,18 @@ class TestErrorsAndCancellation:
         assert calls.times == 1
 
     async def test_listed_exception_without_json_form_is_stored_as_text(self, place: str) -> None:
-        log, calls = oncelog.open(place), Counted()
+        log, calls = oncelog.open(place), CallCounter()
 
         @once(log, name="odd", remember=(LookupError,))
-        async def odd() -> int:
+        async def raise_unencodable() -> int:
             calls.times += 1
             raise KeyError(object)
 
         async with log:
             with pytest.raises(KeyError):
-                await odd()
+                await raise_unencodable()
             with pytest.raises(LookupError, match="class 'object'"):
-                await odd()
+                await raise_unencodable()
         assert calls.times == 1
 
     @pytest.mark.parametrize("remember", [(), (ValueError,)])
@@ -93,7 +93,7 @@ class TestErrorsAndCancellation:
             def __str__(self) -> str:
                 return "\ud800"
 
-        log, calls = oncelog.open(place, clock=ManualClock()), Counted()
+        log, calls = oncelog.open(place, clock=ManualClock()), CallCounter()
 
         @once(log, name="work", remember=remember)
         async def work() -> int:
@@ -123,7 +123,7 @@ class TestErrorsAndCancellation:
                     await work()
 
     async def test_stop_iteration_becomes_a_runtime_error_for_all_callers(self, place: str, waiters: Waiters) -> None:
-        """A future cannot hold StopIteration, and the waiting callers must still be answered."""
+        """A future cannot hold StopIteration, but the waiting callers must still get an answer."""
         gate = Gate()
         nothing: list[int] = []
         async with oncelog.open(place) as log:
@@ -143,11 +143,11 @@ class TestErrorsAndCancellation:
             assert count_leases(log) == 0
 
     @pytest.mark.rule("RU-7")
-    async def test_cancelling_the_running_caller_lets_a_waiting_one_run_immediately(
+    async def test_cancelling_the_running_caller_lets_a_waiting_caller_run_immediately(
         self, place: str, waiters: Waiters
     ) -> None:
-        clock = ManualClock()  # does not advance, so the lease does not expire
-        log, calls, gate = oncelog.open(place, clock=clock), Counted(), Gate()
+        clock = ManualClock()  # The clock does not advance, so the lease does not expire.
+        log, calls, gate = oncelog.open(place, clock=clock), CallCounter(), Gate()
 
         @once(log, name="work")
         async def work() -> int:
@@ -170,7 +170,7 @@ class TestErrorsAndCancellation:
             assert await work() == 2
 
     async def test_cancelling_a_waiting_caller_does_not_affect_the_others(self, place: str, waiters: Waiters) -> None:
-        log, calls, gate = oncelog.open(place), Counted(), Gate()
+        log, calls, gate = oncelog.open(place), CallCounter(), Gate()
 
         @once(log, name="work")
         async def work() -> int:
@@ -190,9 +190,9 @@ class TestErrorsAndCancellation:
             assert [type(outcome) for outcome in outcomes] == [int, asyncio.CancelledError, int]
         assert calls.times == 1
 
-    async def test_cancellation_at_any_turn_of_the_loop_leaves_no_lease(self, place: str) -> None:
+    async def test_cancellation_in_any_loop_iteration_leaves_no_lease(self, place: str) -> None:
         """The claim can still be in the queue when its caller is cancelled."""
-        log, calls = oncelog.open(place, clock=ManualClock()), Counted()
+        log, calls = oncelog.open(place, clock=ManualClock()), CallCounter()
 
         @once(log, name="work")
         async def work(number: int) -> int:
@@ -207,9 +207,9 @@ class TestErrorsAndCancellation:
                 await asyncio.gather(caller, return_exceptions=True)
                 assert (
                     await work(number) == number
-                )  # would never return while a lease is held, because the clock does not advance
+                )  # This call would never return while a lease is held, because the clock does not advance.
 
-    async def test_in_flight_raise_and_wait_s_raise_in_flight_error(self, place: str) -> None:
+    async def test_option_in_flight_raise_and_wait_s_raise_in_flight_error(self, place: str) -> None:
         log, gate = oncelog.open(place, clock=ManualClock()), Gate()
 
         async def work() -> int:

@@ -34,7 +34,7 @@ class TestDecorating:
         "kind",
         [object, complex, list[threading.Lock], dict[str, Callable[[], int]], threading.Thread, dict[int, object]],
     )
-    def test_result_type_that_json_cannot_hold_is_refused(self, kind: object) -> None:
+    def test_result_type_without_json_form_is_refused(self, kind: object) -> None:
         def work() -> Any: ...
 
         work.__annotations__["return"] = kind
@@ -44,7 +44,7 @@ class TestDecorating:
     @pytest.mark.parametrize(
         "kind", [None, int, list[Invoice], dict[str, Any], tuple[int, str], set[UUID] | None, dt.date, bytes]
     )
-    def test_result_type_that_json_can_hold_is_accepted(self, kind: object) -> None:
+    def test_result_type_with_json_form_is_accepted(self, kind: object) -> None:
         def work() -> Any: ...
 
         work.__annotations__["return"] = kind
@@ -60,7 +60,7 @@ class TestDecorating:
         with pytest.raises(TypeError, match="has no return type"):
             once(oncelog.open_blocking(":memory:"), name="work")(work)
 
-    def test_async_function_with_blocking_log_and_the_reverse_are_refused(self) -> None:
+    def test_async_function_with_blocking_log_is_refused_and_vice_versa(self) -> None:
         with pytest.raises(TypeError, match="is async"):
             once(oncelog.open_blocking(":memory:"))(async_int)
         with pytest.raises(TypeError, match="is not async"):

@@ -1,4 +1,4 @@
-"""Several processes call a function with one key: it runs once, and another process takes over after a kill."""
+"""Several processes call a function with one key. It runs once, and another process takes over after a kill."""
 
 import os
 import signal
@@ -19,9 +19,9 @@ pytestmark = BOTH_STORES
 PROCESSES: Final = 4
 CALLERS: Final = 25
 SHORT_LEASE_S: Final = 0.2
-"""Lease of the process that is killed or stopped."""
+"""Lease of a process that is killed or stopped."""
 LONG_LEASE_S: Final = 600
-"""Lease of the process that takes over, which must not expire even on a busy machine."""
+"""Lease of a process that takes over. It must not expire, even on a busy machine."""
 SCRIPT: Final = str(Path(__file__).with_name("once_worker.py"))
 
 
@@ -43,7 +43,7 @@ class Worker:
     def go_on(self) -> None:
         write_line(self._process)
 
-    def end(self, how: signal.Signals = signal.SIGKILL) -> None:
+    def end_with_signal(self, how: signal.Signals = signal.SIGKILL) -> None:
         os.kill(self.pid, how)
 
     def stop(self) -> None:
@@ -89,7 +89,7 @@ def test_exactly_one_process_takes_over_after_a_kill(tmp_path: Path) -> None:
         assert first.line() == "holding"
         for worker in others:
             worker.go_on()
-        first.end()
+        first.end_with_signal()
         answers = [line for worker in others for line in worker.lines()]
     ran = runs(tmp_path)
     assert ran[0] == first.pid
@@ -106,7 +106,7 @@ def test_stopped_process_cannot_complete_after_a_takeover(tmp_path: Path) -> Non
         first.stop()
         second.go_on()
         assert second.lines() == [f"got {second.pid}", "done"]
-        first.end(signal.SIGCONT)
+        first.end_with_signal(signal.SIGCONT)
         first.go_on()
         assert first.lines() == ["raised LeaseLostError", "done"]
     assert runs(tmp_path) == [first.pid, second.pid]

@@ -32,7 +32,7 @@ STORED_BEFORE: Final = (
 """The body of an event as stored by the version before `shadow_version`."""
 
 
-async def never(**_: Any) -> None:
+async def must_not_run(**_: Any) -> None:
     raise AssertionError("the tool must not run")
 
 
@@ -40,7 +40,7 @@ async def roll(**_: Any) -> int:
     return 3
 
 
-async def submit_stored_before(log: oncelog.Log) -> None:
+async def submit_event_of_earlier_version(log: oncelog.Log) -> None:
     await log.submit(Submission(policy=RUNS, scope=scope_of("runs", 12), key=KEY, fingerprint=KEY, body=STORED_BEFORE))
 
 
@@ -59,7 +59,7 @@ class TestArguments:
         async with oncelog.open(place) as log:
             runs = Runs(log)
             run = await runs.execute(**FIELDS | {"args": MappingProxyType(given)}, tool=tool)
-            again = await runs.execute(**FIELDS | {"args": canonical}, tool=never)
+            again = await runs.execute(**FIELDS | {"args": canonical}, tool=must_not_run)
         assert received[0].keys() == given.keys()
         assert received[0]["name"] == "A\u030a"
         assert run.event.args == canonical
@@ -79,7 +79,7 @@ class TestArguments:
     async def test_arguments_that_are_not_an_object_are_refused_with_their_path(self, args: Any) -> None:
         async with oncelog.open(":memory:") as log:
             with pytest.raises(CanonicalError, match=r"^\$\.args_json: must be an object, not "):
-                await Runs(log).execute(**FIELDS | {"args": args}, tool=never)
+                await Runs(log).execute(**FIELDS | {"args": args}, tool=must_not_run)
 
     @pytest.mark.rule("RU-14", "CO-34")
     async def test_arguments_beyond_the_limit_are_refused_before_the_tool_runs(self, place: str) -> None:
@@ -88,17 +88,17 @@ class TestArguments:
             runs = Runs(log)
             for _ in range(2):
                 with pytest.raises(LimitExceededError, match=r"body_bytes_max is 1000, and .* for args"):
-                    await runs.execute(**FIELDS | {"args": {"text": "x" * 1000}}, tool=never)
+                    await runs.execute(**FIELDS | {"args": {"text": "x" * 1000}}, tool=must_not_run)
             assert runs.counters == RunCounters(failed=2)
             assert (await runs.execute(**FIELDS, tool=roll)).event.ordinal == 1
 
     @pytest.mark.rule("RU-14", "CO-18")
-    async def test_stored_run_is_reused_though_its_arguments_exceed_a_lower_limit(self, tmp_path: Any) -> None:
+    async def test_stored_run_is_reused_even_if_its_arguments_exceed_a_lower_limit(self, tmp_path: Any) -> None:
         fields = FIELDS | {"args": {"text": "x" * 1000}}
         async with oncelog.open(tmp_path / "app.db") as log:
             first = await Runs(log).execute(**fields, tool=roll)
         async with oncelog.open(tmp_path / "app.db", limits=Limits(body_bytes_max=1000)) as log:
-            assert (await Runs(log).execute(**fields, tool=never)).event == first.event
+            assert (await Runs(log).execute(**fields, tool=must_not_run)).event == first.event
 
     @pytest.mark.rule("RU-14")
     def test_blocking_runs_check_limits_before_the_tool_runs(self) -> None:
@@ -108,9 +108,9 @@ class TestArguments:
                 BlockingRuns(log).execute(**fields, tool=lambda **_: pytest.fail("the tool must not run"))
 
 
-class TestLookUp:
+class TestLookup:
     @pytest.mark.rule("RU-14")
-    async def test_look_up_returns_the_event_of_a_campaign_and_key(self, place: str) -> None:
+    async def test_lookup_returns_the_event_of_a_campaign_and_key(self, place: str) -> None:
         async with oncelog.open(place) as log:
             runs = Runs(log)
             assert await runs.look_up(12, KEY) is None
@@ -120,7 +120,7 @@ class TestLookUp:
             assert runs.counters == RunCounters(executed=1)
 
     @pytest.mark.rule("RU-14")
-    async def test_look_up_of_an_erased_event_raises(self, place: str) -> None:
+    async def test_lookup_of_an_erased_event_raises(self, place: str) -> None:
         async with oncelog.open(place) as log:
             runs = Runs(log)
             await runs.execute(**FIELDS, tool=roll)
@@ -129,14 +129,14 @@ class TestLookUp:
                 await runs.look_up(12, KEY)
 
     @pytest.mark.rule("RU-14")
-    def test_blocking_runs_look_up_the_same_event(self) -> None:
+    def test_blocking_runs_find_the_same_event(self) -> None:
         with oncelog.open_blocking(":memory:") as log:
             runs = BlockingRuns(log)
             run = runs.execute(**FIELDS, tool=lambda **_: 3)
             assert runs.look_up(12, KEY.hex()) == run.event
             assert runs.look_up(12, bytes(16)) is None
 
-    async def test_look_up_of_a_malformed_key_or_campaign_is_refused_with_its_name(self) -> None:
+    async def test_lookup_of_a_malformed_key_or_campaign_is_refused_with_its_name(self) -> None:
         async with oncelog.open(":memory:") as log:
             runs = Runs(log)
             wrong_keys: list[Any] = [b"", KEY[:15], KEY.hex()[:-1], "not hex", 7, None]
@@ -157,17 +157,17 @@ class TestShadowKeys:
             run = await runs.execute(**FIELDS, tool=roll, shadow=SHADOW)
             assert run.event.shadow_key == run_key_v1("plan-7", 12, "tool.execute", "r1", 0, {"roll": 1}).hex()
             assert run.event.shadow_version == 2
-            assert (await runs.execute(**FIELDS, tool=never, shadow=SHADOW)).event == run.event
+            assert (await runs.execute(**FIELDS, tool=must_not_run, shadow=SHADOW)).event == run.event
             other = Shadow(execution_request_id="r2", replay_ordinal=0, payload={"roll": 1})
-            await runs.execute(**FIELDS, tool=never, shadow=other)
+            await runs.execute(**FIELDS, tool=must_not_run, shadow=other)
             assert runs.counters == RunCounters(executed=1, reused=2, shadow_mismatches=1)
 
     @pytest.mark.rule("RU-9", "RU-6")
     async def test_shadow_key_of_an_earlier_version_is_not_a_mismatch(self, place: str) -> None:
         async with oncelog.open(place) as log:
-            await submit_stored_before(log)
+            await submit_event_of_earlier_version(log)
             runs = Runs(log)
-            run = await runs.execute(**FIELDS, tool=never, shadow=SHADOW)
+            run = await runs.execute(**FIELDS, tool=must_not_run, shadow=SHADOW)
             assert (run.reused, run.event.output) == (True, {"roll": 3})
             assert (run.event.shadow_key, run.event.shadow_version) == ("0123456789abcdef" * 2, None)
             assert await runs.look_up(12, KEY) == run.event

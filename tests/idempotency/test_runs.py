@@ -93,7 +93,7 @@ class TestRuns:
                     fields = FIELDS | {"campaign_id": campaign, "args": {"number": number}}
                     ordinals.append((await runs.execute(**fields, tool=dice.roll)).event.ordinal)
                 with pytest.raises(ZeroDivisionError):
-                    await runs.execute(**FIELDS | {"campaign_id": 1, "args": {"bad": number}}, tool=_raising)
+                    await runs.execute(**FIELDS | {"campaign_id": 1, "args": {"bad": number}}, tool=_fail)
             records = (await log.read(stream=scope_of("runs", 1))).records
         assert ordinals == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
         assert [record.sequence for record in records] == [1, 2, 3, 4, 5]
@@ -110,7 +110,7 @@ class TestRuns:
         assert len({event.key for event in events}) == 3
 
     @pytest.mark.rule("RU-2", "RU-3")
-    async def test_null_empty_and_missing_fields_are_the_same_run(self, place: str) -> None:
+    async def test_null_empty_and_missing_fields_identify_the_same_run(self, place: str) -> None:
         dice = Dice()
         async with oncelog.open(place) as log:
             runs = Runs(log)
@@ -139,7 +139,7 @@ class TestRuns:
     ) -> None:
         async with oncelog.open(":memory:") as log:
             with pytest.raises(CanonicalError, match=path):
-                await Runs(log).execute(**FIELDS | wrong, tool=_never)
+                await Runs(log).execute(**FIELDS | wrong, tool=_must_not_run)
 
     @pytest.mark.rule("RU-4", "RU-6")
     async def test_large_integers_are_stored_exactly(self, place: str) -> None:
@@ -157,12 +157,12 @@ class TestRuns:
     async def test_concurrent_callers_run_the_tool_once(self, place: str, kind: str) -> None:
         gate, go_on, times = Gate(), threading.Event(), [0]
 
-        async def patient(**_: Any) -> str:
+        async def wait_for_gate(**_: Any) -> str:
             times[0] += 1
             await gate()
             return "done"
 
-        def threaded(**_: Any) -> str:
+        def wait_in_thread(**_: Any) -> str:
             times[0] += 1
             gate_reached()
             go_on.wait()
@@ -176,7 +176,7 @@ class TestRuns:
         async with oncelog.open(place) as log:
             runs = Runs(log)
             gate.shut()
-            tool = patient if kind == "async" else threaded
+            tool = wait_for_gate if kind == "async" else wait_in_thread
             callers = [asyncio.create_task(runs.execute(**FIELDS, tool=tool)) for _ in range(100)]
             await gate.reached.wait()
             gate.open()
@@ -192,14 +192,14 @@ class TestRuns:
     ) -> None:
         gate = Gate()
 
-        async def failing(**_: Any) -> str:
+        async def fail(**_: Any) -> str:
             await gate()
             raise OSError("no dice")
 
         async with oncelog.open(place) as log:
             runs = Runs(log)
             gate.shut()
-            callers = [asyncio.create_task(runs.execute(**FIELDS, tool=failing)) for _ in range(3)]
+            callers = [asyncio.create_task(runs.execute(**FIELDS, tool=fail)) for _ in range(3)]
             await gate.reached.wait()
             await waiters.until(2)
             gate.open()
@@ -220,16 +220,16 @@ class TestRuns:
             refused.set()
             await pause(pause_s, deadline)
 
-        async def failing(**_: Any) -> str:
+        async def fail(**_: Any) -> str:
             await gate()
             raise OSError("no dice" * 2000)
 
         path = log_at(tmp_path / "a.db")
         async with oncelog.open(path) as here, oncelog.open(path) as there:
             gate.shut()
-            first = asyncio.create_task(Runs(here).execute(**FIELDS, tool=failing))
+            first = asyncio.create_task(Runs(here).execute(**FIELDS, tool=fail))
             await gate.reached.wait()
-            second = asyncio.create_task(Runs(there).execute(**FIELDS, tool=_never))
+            second = asyncio.create_task(Runs(there).execute(**FIELDS, tool=_must_not_run))
             monkeypatch.setattr(leases, "_pause", pause_after_a_refusal)
             await refused.wait()
             gate.open()
@@ -244,31 +244,31 @@ class TestRuns:
     async def test_caller_with_an_expired_lease_cannot_complete_after_a_takeover(self, tmp_path: Path) -> None:
         clock, gate = ManualClock(), Gate()
 
-        async def slow(**_: Any) -> str:
+        async def work_slowly(**_: Any) -> str:
             await gate()
             return "late"
 
         path = log_at(tmp_path / "a.db")
         async with oncelog.open(path, clock=clock) as here, oncelog.open(path, clock=clock) as there:
             gate.shut()
-            first = asyncio.create_task(Runs(here).execute(**FIELDS, tool=slow))
+            first = asyncio.create_task(Runs(here).execute(**FIELDS, tool=work_slowly))
             await gate.reached.wait()
             with pytest.raises(InFlightError):
-                await Runs(there).execute(**FIELDS, tool=_never, in_flight="raise")
+                await Runs(there).execute(**FIELDS, tool=_must_not_run, in_flight="raise")
             clock.advance(LEASE_MS)
             taken_over = await Runs(there).execute(**FIELDS, tool=Dice().roll)
             assert not taken_over.reused
             gate.open()
             with pytest.raises(LeaseLostError):
                 await first
-            again = await Runs(here).execute(**FIELDS, tool=_never)
+            again = await Runs(here).execute(**FIELDS, tool=_must_not_run)
             assert again.event == taken_over.event
 
     @pytest.mark.rule("RU-7")
     async def test_cancelled_caller_lets_a_threaded_tool_finish(self, place: str) -> None:
         began, go_on, times = threading.Event(), threading.Event(), [0]
 
-        def slow(**_: Any) -> str:
+        def work_slowly(**_: Any) -> str:
             times[0] += 1
             began.set()
             go_on.wait()
@@ -276,15 +276,15 @@ class TestRuns:
 
         async with oncelog.open(place, clock=ManualClock()) as log:
             runs = Runs(log)
-            caller = asyncio.create_task(runs.execute(**FIELDS, tool=slow))
+            caller = asyncio.create_task(runs.execute(**FIELDS, tool=work_slowly))
             await until(began.is_set)
             caller.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await caller
             with pytest.raises(InFlightError):
-                await runs.execute(**FIELDS, tool=slow, in_flight="raise")
+                await runs.execute(**FIELDS, tool=work_slowly, in_flight="raise")
             go_on.set()
-            assert (await runs.execute(**FIELDS, tool=slow)).event.output == "done"
+            assert (await runs.execute(**FIELDS, tool=work_slowly)).event.output == "done"
         assert times == [1]
 
     @BOTH_STORES
@@ -292,13 +292,13 @@ class TestRuns:
     async def test_closing_the_log_stores_the_result_of_a_running_thread(self, tmp_path: Path) -> None:
         began, go_on = threading.Event(), threading.Event()
 
-        def slow(**_: Any) -> str:
+        def work_slowly(**_: Any) -> str:
             began.set()
             go_on.wait()
             return "done"
 
         async with oncelog.open(log_at(tmp_path / "app.db")) as log:
-            caller = asyncio.create_task(Runs(log).execute(**FIELDS, tool=slow))
+            caller = asyncio.create_task(Runs(log).execute(**FIELDS, tool=work_slowly))
             await until(began.is_set)
             caller.cancel()
             await asyncio.gather(caller, return_exceptions=True)
@@ -308,37 +308,37 @@ class TestRuns:
             go_on.set()
             await closing
         async with oncelog.open(log_at(tmp_path / "app.db")) as log:
-            assert (await Runs(log).execute(**FIELDS, tool=_never)).event.output == "done"
+            assert (await Runs(log).execute(**FIELDS, tool=_must_not_run)).event.output == "done"
 
     async def test_stop_iteration_from_a_tool_is_a_failure(self, place: str) -> None:
-        def stopping(**_: Any) -> int:
+        def raise_stop_iteration(**_: Any) -> int:
             return next(iter(nothing))
 
         nothing: list[int] = []
         async with oncelog.open(place, clock=ManualClock()) as log:
             for _ in range(2):
                 with pytest.raises(RuntimeError):
-                    await Runs(log).execute(**FIELDS, tool=stopping)
+                    await Runs(log).execute(**FIELDS, tool=raise_stop_iteration)
             assert count_leases(log) == 0
 
     @pytest.mark.rule("RU-7")
     async def test_cancelled_caller_of_an_async_tool_releases_the_lease_immediately(self, place: str) -> None:
         gate = Gate()
 
-        async def patient(**_: Any) -> str:
+        async def wait_for_gate(**_: Any) -> str:
             await gate()
             return "done"
 
         async with oncelog.open(place, clock=ManualClock()) as log:
             runs = Runs(log)
             gate.shut()
-            caller = asyncio.create_task(runs.execute(**FIELDS, tool=patient))
+            caller = asyncio.create_task(runs.execute(**FIELDS, tool=wait_for_gate))
             await gate.reached.wait()
             caller.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await caller
             gate.open()
-            assert not (await runs.execute(**FIELDS, tool=patient)).reused
+            assert not (await runs.execute(**FIELDS, tool=wait_for_gate)).reused
 
     @pytest.mark.rule("RU-9")
     async def test_shadow_key_is_stored_and_mismatches_are_counted(self, place: str) -> None:
@@ -366,7 +366,7 @@ class TestRuns:
             runs = Runs(log)
             first = await runs.execute(**FIELDS, tool=Dice().roll)
             shadow = Shadow(execution_request_id="r", replay_ordinal=1, payload={})
-            again = await runs.execute(**FIELDS, tool=_never, shadow=shadow)
+            again = await runs.execute(**FIELDS, tool=_must_not_run, shadow=shadow)
             assert (again.event, again.event.shadow_key) == (first.event, None)
             assert runs.counters == RunCounters(executed=1, reused=1)
 
@@ -403,9 +403,9 @@ class TestBlockingRuns:
         with oncelog.open_blocking(place, clock=ManualClock()) as log:
             runs = BlockingRuns(log)
             with pytest.raises(ZeroDivisionError):
-                runs.execute(**FIELDS, tool=_raising)
+                runs.execute(**FIELDS, tool=_fail)
             with pytest.raises(KeyboardInterrupt):
-                runs.execute(**FIELDS, tool=_interrupted)
+                runs.execute(**FIELDS, tool=_interrupt)
             assert not runs.execute(**FIELDS, tool=Dice().roll).reused
             assert runs.counters == RunCounters(executed=1, failed=1)
 
@@ -414,13 +414,13 @@ class TestBlockingRuns:
             BlockingRuns(log).execute(**FIELDS, tool=Dice().roll_async)
 
 
-def _raising(**_: Any) -> int:
+def _fail(**_: Any) -> int:
     return 1 // 0
 
 
-def _interrupted(**_: Any) -> int:
+def _interrupt(**_: Any) -> int:
     raise KeyboardInterrupt
 
 
-def _never(**_: Any) -> int:
+def _must_not_run(**_: Any) -> int:
     raise AssertionError("the tool must not run")

@@ -116,12 +116,12 @@ class TestOneTransaction:
 
     def test_invalid_result_rolls_back_the_rows(self, path: Path, connection: sqlite3.Connection) -> None:
         @once(share(connection), name="odd", result=int)
-        def odd() -> Any:
+        def return_wrong_type() -> Any:
             connection.execute("DELETE FROM accounts")
             return "text"
 
         with pytest.raises(ResultError):
-            odd()
+            return_wrong_type()
         assert balances(path) == {"ada": 100, "bob": 0}
 
     @pytest.mark.parametrize("how", ["commit", "with", "COMMIT", "ROLLBACK", "swallowed", "script"])
@@ -145,17 +145,17 @@ class TestOneTransaction:
                 connection.execute(how)
 
         @once(share(connection), name="ending")
-        def ending() -> int:
+        def end_transaction() -> int:
             connection.execute("DELETE FROM accounts")
             end()
             return 1
 
         with pytest.raises(TransactionError, match="must not end"):
-            ending()
+            end_transaction()
         assert not connection.in_transaction
         assert balances(path) == {"ada": 100, "bob": 0}
         connection.execute("UPDATE accounts SET cents = 7")
-        connection.commit()  # the connection works normally again
+        connection.commit()  # The connection works normally again.
         assert balances(path) == {"ada": 7, "bob": 7}
 
     @pytest.mark.parametrize("isolation_level", [None, ""])
@@ -165,7 +165,7 @@ class TestOneTransaction:
         with closing(sqlite3.connect(path, isolation_level=isolation_level)) as connection:
 
             @once(share(connection), name="rolling", remember=[sqlite3.IntegrityError])
-            def rolling() -> int:
+            def roll_back() -> int:
                 connection.execute("UPDATE accounts SET cents = 1")
                 try:
                     connection.execute("INSERT OR ROLLBACK INTO accounts VALUES ('ada', 1)")
@@ -177,7 +177,7 @@ class TestOneTransaction:
 
             for _ in range(2):
                 with pytest.raises(TransactionError, match="rolled"):
-                    rolling()
+                    roll_back()
                 assert not connection.in_transaction
         assert balances(path) == {"ada": 100, "bob": 0}
         with closing(sqlite3.connect(path)) as other:
@@ -185,7 +185,7 @@ class TestOneTransaction:
 
     def test_function_may_use_savepoints(self, path: Path, connection: sqlite3.Connection) -> None:
         @once(share(connection), name="careful")
-        def careful() -> int:
+        def use_savepoints() -> int:
             connection.execute("UPDATE accounts SET cents = cents + 1")
             connection.execute("SAVEPOINT mine")
             connection.execute("DELETE FROM accounts")
@@ -193,7 +193,7 @@ class TestOneTransaction:
             connection.execute("RELEASE mine")
             return 1
 
-        assert careful() == careful() == 1
+        assert use_savepoints() == use_savepoints() == 1
         assert balances(path) == {"ada": 101, "bob": 1}
 
     def test_open_transaction_is_refused(self, connection: sqlite3.Connection) -> None:
@@ -232,7 +232,9 @@ class TestSharedFileWithLog:
                 assert (await anext(aiter(records))).key == b"b"
             assert (await log.lookup(b"a", policy=work.policy, scope=work.scope)).record == record
 
-    def test_shared_and_leased_calls_of_one_function_run_once(self, path: Path, connection: sqlite3.Connection) -> None:
+    def test_shared_and_leased_calls_of_one_function_run_it_once(
+        self, path: Path, connection: sqlite3.Connection
+    ) -> None:
         times = []
 
         def work(number: int) -> int:
@@ -253,21 +255,21 @@ class TestSharedFileWithLog:
             inside, go_on = asyncio.Event(), asyncio.Event()
 
             @once(log, name="work")
-            async def leased() -> int:
+            async def call_leased() -> int:
                 inside.set()
                 await go_on.wait()
                 return 1
 
             @once(share(connection), name="work")
-            def shared() -> int:
+            def call_shared() -> int:
                 return 2
 
-            first = asyncio.create_task(leased())
+            first = asyncio.create_task(call_leased())
             await inside.wait()
             with pytest.raises(InFlightError):
-                shared()
+                call_shared()
             go_on.set()
-            assert await first == shared() == 1
+            assert await first == call_shared() == 1
 
     def test_shared_calls_respect_conflicts_erasures_and_retention(
         self, path: Path, connection: sqlite3.Connection
@@ -320,7 +322,7 @@ class TestSharedFileWithLog:
         index = log._borrowed._shared_file.transaction.index
         assert index is not None
         assert index.has_filter is (filtered_keys_max > 0)
-        assert index._unfiltered == []  # it would grow without limit
+        assert index._unfiltered == []  # The list would otherwise grow without limit.
         with closing(sqlite3.connect(path)) as other:
             assert other.execute("SELECT count(*) FROM oncelog_key_segments").fetchone()[0] > 0
         assert processes.oncelog("verify", str(path)).returncode == 0
@@ -411,7 +413,7 @@ class TestConnections:
         with pytest.raises(StoreUnavailableError, match="removed or replaced"):
             transfer("a", 30)
 
-    def test_replaced_file_does_not_use_the_key_index_of_the_old_one(self, tmp_path: Path) -> None:
+    def test_key_index_of_a_replaced_file_is_not_used(self, tmp_path: Path) -> None:
         """A template copied over the file keeps name, inode and epoch, as in users' test suites."""
         template, path = tmp_path / "template.db", tmp_path / "copy.db"
         with oncelog.open_blocking(template):
@@ -469,12 +471,12 @@ class TestConnections:
     ) -> None:
         transfer = transfer_on(connection)
 
-        def interrupted(self: BorrowedTransaction) -> None:
+        def interrupt(self: BorrowedTransaction) -> None:
             self._shared_file.lock.acquire()
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(BorrowedTransaction, "_acquire_lock", interrupted)
+            patched.setattr(BorrowedTransaction, "_acquire_lock", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 transfer("a", 30)
         left: list[int] = []

@@ -30,7 +30,7 @@ from oncelog.storage.postgres.statements import SQL
 from oncelog.testing.postgres_proxy import PostgresProxy
 
 SHORT: Final = "2s"
-"""Idle limit of a session that a test blocks; much longer than the time between two statements."""
+"""Idle limit of a session that a test blocks. It is much longer than the time between two statements."""
 
 
 class OverdrawnError(Exception):
@@ -55,7 +55,7 @@ def transfer_on(connection: Any, **options: Any) -> Callable[[str, int], Awaitab
 @pytest.fixture
 async def accounts(database: str) -> str:
     """Address of a database with a log and an application table."""
-    async with oncelog.open(database), connected(database) as connection:
+    async with oncelog.open(database), connect_to(database) as connection:
         await connection.execute("CREATE TABLE accounts (name text PRIMARY KEY, cents bigint NOT NULL)")
         await connection.execute("INSERT INTO accounts VALUES ('ada', 100), ('bob', 0)")
     return database
@@ -63,12 +63,12 @@ async def accounts(database: str) -> str:
 
 @pytest.fixture
 async def connection(accounts: str) -> AsyncIterator[Any]:
-    async with connected(accounts) as connection:
+    async with connect_to(accounts) as connection:
         yield connection
 
 
 @asynccontextmanager
-async def connected(address: str) -> AsyncIterator[Any]:
+async def connect_to(address: str) -> AsyncIterator[Any]:
     connection = await asyncpg.connect(address)
     try:
         yield connection
@@ -77,7 +77,7 @@ async def connected(address: str) -> AsyncIterator[Any]:
 
 
 async def balances(address: str) -> dict[str, int]:
-    async with connected(address) as connection:
+    async with connect_to(address) as connection:
         return dict([tuple(row) for row in await connection.fetch("SELECT name, cents FROM accounts")])
 
 
@@ -88,7 +88,7 @@ class TestOneTransaction:
     ) -> None:
         transfer = transfer_on(connection)
         assert [await transfer("a", 30), await transfer("a", 30), await transfer("b", 30)] == [70, 70, 40]
-        async with connected(accounts) as other:
+        async with connect_to(accounts) as other:
             assert await transfer_on(other)("a", 30) == 70
         assert await balances(accounts) == {"ada": 40, "bob": 60}
         assert not connection.is_in_transaction()
@@ -117,22 +117,22 @@ class TestOneTransaction:
 
     async def test_invalid_result_rolls_back_the_rows(self, accounts: str, connection: Any) -> None:
         @once(share(connection), name="odd", result=int)
-        async def odd() -> Any:
+        async def return_wrong_type() -> Any:
             await connection.execute("DELETE FROM accounts")
             return "text"
 
         with pytest.raises(ResultError):
-            await odd()
+            await return_wrong_type()
         assert await balances(accounts) == {"ada": 100, "bob": 0}
 
     async def test_failed_statement_rolls_back_the_others(self, accounts: str, connection: Any) -> None:
         @once(share(connection), name="odd")
-        async def odd() -> None:
+        async def divide_by_zero() -> None:
             await connection.execute("DELETE FROM accounts")
             await connection.execute("SELECT 1 / 0")
 
         with pytest.raises(asyncpg.DivisionByZeroError):
-            await odd()
+            await divide_by_zero()
         assert await balances(accounts) == {"ada": 100, "bob": 0}
         assert not connection.is_in_transaction()
 
@@ -142,7 +142,7 @@ class TestOneTransaction:
         self, accounts: str, connection: Any, how: str, is_swallowed: bool
     ) -> None:
         @once(share(connection), name="ends")
-        async def ends() -> int:
+        async def end_transaction() -> int:
             await connection.execute("UPDATE accounts SET cents = 0 WHERE name = 'ada'")
             try:
                 await connection.execute(how)
@@ -152,21 +152,21 @@ class TestOneTransaction:
             return 1
 
         with pytest.raises(TransactionError):
-            await ends()
+            await end_transaction()
         assert await balances(accounts) == {"ada": 100, "bob": 0}
         assert not connection.is_in_transaction()
         assert await connection.fetchval("SELECT count(*) FROM oncelog_records") == 0
 
     async def test_function_may_use_nested_transactions(self, accounts: str, connection: Any) -> None:
         @once(share(connection), name="nested")
-        async def nested() -> int:
+        async def use_nested() -> int:
             async with connection.transaction():
                 await connection.execute("UPDATE accounts SET cents = 1 WHERE name = 'ada'")
             with pytest.raises(asyncpg.DivisionByZeroError):
-                await _undone(connection)
+                await _fail_after_a_statement(connection)
             return 7
 
-        assert [await nested(), await nested()] == [7, 7]
+        assert [await use_nested(), await use_nested()] == [7, 7]
         assert (await balances(accounts))["ada"] == 1
 
     async def test_shared_connection_and_log_replay_each_others_results(self, accounts: str, connection: Any) -> None:
@@ -174,17 +174,17 @@ class TestOneTransaction:
         async with oncelog.open(accounts) as log:
 
             @once(log, name="transfer", key=lambda key: key)
-            async def by_lease(key: str) -> int:
+            async def call_leased(key: str) -> int:
                 runs.append(key)
                 return 1
 
             @once(share(connection), name="transfer", key=lambda key: key)
-            async def shared(key: str) -> int:
+            async def call_shared(key: str) -> int:
                 runs.append(key)
                 return 2
 
-            assert [await by_lease("a"), await shared("a")] == [1, 1]
-            assert [await shared("b"), await by_lease("b")] == [2, 2]
+            assert [await call_leased("a"), await call_shared("a")] == [1, 1]
+            assert [await call_shared("b"), await call_leased("b")] == [2, 2]
             assert runs == ["a", "b"]
 
     async def test_transfer_happens_once_when_the_process_is_killed_after_any_statement(
@@ -220,7 +220,7 @@ def _transfer_until_killed(address: str, key: str, kill_after: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     async def call() -> None:
-        async with connected(address) as connection:
+        async with connect_to(address) as connection:
             connection.add_query_logger(count)
             await transfer_on(connection)(key, 1)
 
@@ -231,7 +231,7 @@ def _transfer_until_killed(address: str, key: str, kill_after: int) -> None:
 class TestConcurrentCallers:
     async def test_concurrent_callers_run_once_and_get_one_result(self, accounts: str) -> None:
         async def call() -> int:
-            async with connected(accounts) as connection:
+            async with connect_to(accounts) as connection:
                 return await transfer_on(connection)("a", 30)
 
         assert await asyncio.gather(*[call() for _ in range(12)]) == [70] * 12
@@ -241,16 +241,16 @@ class TestConcurrentCallers:
         entered, leave = asyncio.Event(), asyncio.Event()
 
         @once(share(connection), name="slow")
-        async def slow() -> int:
+        async def work_slowly() -> int:
             entered.set()
             await leave.wait()
             return 1
 
-        first = asyncio.create_task(slow())
+        first = asyncio.create_task(work_slowly())
         await entered.wait()
-        async with connected(accounts) as other:
+        async with connect_to(accounts) as other:
             for options in ({"in_flight": "raise"}, {"wait_s": 0.05}):
-                again: Any = once(share(other), name="slow", **options)(_two)
+                again: Any = once(share(other), name="slow", **options)(_return_two)
                 with pytest.raises(InFlightError):
                     await again()
                 assert not other.is_in_transaction()
@@ -263,32 +263,32 @@ class TestConcurrentCallers:
         entered, leave = asyncio.Event(), asyncio.Event()
 
         @once(share(connection), name="one stream", key=lambda key: key)
-        async def slow(key: str) -> str:
+        async def work_slowly(key: str) -> str:
             entered.set()
             await leave.wait()
             return key
 
-        first = asyncio.create_task(slow("a"))
+        first = asyncio.create_task(work_slowly("a"))
         await entered.wait()
-        async with connected(accounts) as other:
+        async with connect_to(accounts) as other:
 
             @once(share(other), name="one stream", key=lambda key: key)
-            async def quick(key: str) -> str:
+            async def work_quickly(key: str) -> str:
                 return key
 
-            assert await quick("b") == "b"  # the same stream, hence the same lane
+            assert await work_quickly("b") == "b"  # same stream, and therefore same lane
         assert not first.done()
         leave.set()
         assert await first == "a"
 
 
-async def _undone(connection: Any) -> None:
+async def _fail_after_a_statement(connection: Any) -> None:
     async with connection.transaction():
         await connection.execute("UPDATE accounts SET cents = 2 WHERE name = 'ada'")
         await connection.execute("SELECT 1 / 0")
 
 
-async def _two() -> int:
+async def _return_two() -> int:
     return 2
 
 
@@ -306,12 +306,12 @@ class TestSessionSettings:
         )
 
         @once(share(connection), name="hasty")
-        async def hasty() -> int:
+        async def disable_sync() -> int:
             await connection.execute("SET LOCAL synchronous_commit = off")
             await connection.execute("UPDATE accounts SET cents = 1 WHERE name = 'ada'")
             return 1
 
-        assert await hasty() == 1
+        assert await disable_sync() == 1
         assert await connection.fetchval("SELECT value FROM seen") == "on"
 
     async def test_lost_connection_raises_store_unavailable(self, connection: Any) -> None:
@@ -323,13 +323,13 @@ class TestSessionSettings:
 
     async def check_lost_connection(self, connection: Any) -> None:
         @once(share(connection), name="lost")
-        async def lost() -> int:
+        async def lose_connection() -> int:
             with suppress(asyncpg.PostgresError):
                 await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
             return 1
 
         with pytest.raises(StoreUnavailableError):
-            await lost()
+            await lose_connection()
 
 
 @pytest.mark.rule("RU-12")
@@ -352,12 +352,12 @@ class TestLaneLimits:
         inside = []
 
         @once(share(connection), name="looks")
-        async def looks() -> int:
+        async def read_limits() -> int:
             inside.append(await limits_of(connection))
             await connection.execute("UPDATE accounts SET cents = 1 WHERE name = 'ada'")
             return 1
 
-        assert await looks() == 1
+        assert await read_limits() == 1
         assert inside == [(borrowed_transaction.IDLE_TIMEOUT, "2h")]
         assert (
             tuple(await connection.fetchrow("SELECT idle, lock FROM seen")) == (borrowed_transaction.LANE_TIMEOUT,) * 2
@@ -369,7 +369,7 @@ class TestLaneLimits:
     ) -> None:
         # Only the lock timeout is short, because the idle limit must not close the session on a busy machine.
         monkeypatch.setitem(SQL, "limit_lock", "SELECT set_config('lock_timeout', '50ms', true), $1::text")
-        async with connected(accounts) as other:
+        async with connect_to(accounts) as other:
             async with other.transaction():
                 await other.execute("SELECT 1 FROM oncelog_lanes FOR UPDATE")
                 with pytest.raises(StoreUnavailableError, match="call again with the same key"):
@@ -429,7 +429,7 @@ class TestUnsupportedConnections:
         assert await balances(accounts) == {"ada": 100, "bob": 0}
 
     async def test_database_without_log_is_refused(self, database: str) -> None:
-        async with connected(database) as connection:
+        async with connect_to(database) as connection:
             with pytest.raises(NotALogError):
                 await transfer_on(connection)("a", 1)
 

@@ -23,14 +23,16 @@ ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
 NODE_MODULES: Final = ROOT / ".node/node_modules"
 END_S: Final = 60
-"""Time for a browser to exit before it is killed."""
+"""Time that a browser has to exit before it is killed."""
 PROJECT: Final = "p1"
 
 Json = dict[str, Any]
 
 
 def find_program(name: str, package: str) -> str:
-    """Return the path of a required program. The test fails if it is missing, because a skipped test proves nothing."""
+    """Return the path of a required program. If the program is missing, the test fails, because a skipped test proves
+    nothing.
+    """
     found = shutil.which(name)
     if found is None:
         pytest.fail(f"{name} is missing: `make test` installs it, as does apt-get install {package}")
@@ -149,7 +151,7 @@ class Package(KnownEvents):
         return [event["payload"] for event in self.events if event["type"] == kind]
 
     async def submit(self, count: int, text: str = "", *, has_ids: bool = False) -> None:
-        """Submit new events. The ids come from the test if `has_ids`, otherwise from the package."""
+        """Submit new events. If `has_ids` is set, the test chooses the ids, otherwise the package does."""
         events = [card(f"{self.name} {text}{number}") for number in range(count)]
         for number, event in enumerate(events):
             if has_ids:
@@ -214,7 +216,7 @@ class Page:
         self._loaded = asyncio.Event()
 
     async def loaded(self) -> None:
-        """Wait until the page, or the reloaded page, is connected."""
+        """Wait until the page is connected, also after a reload."""
         async with asyncio.timeout(WAIT_S):
             await self._loaded.wait()
         self._loaded.clear()
@@ -313,7 +315,7 @@ async def run_chromium(page: Page, directory: Path) -> AsyncIterator[None]:
         page.origin,
         stdout=log,
         stderr=log,
-        start_new_session=True,  # so that its process group can be killed
+        start_new_session=True,  # needed to kill its process group
     )
     try:
         try:
@@ -323,7 +325,7 @@ async def run_chromium(page: Page, directory: Path) -> AsyncIterator[None]:
         yield
     finally:
         with suppress(ProcessLookupError):
-            process.terminate()  # lets the browser stop its child processes
+            process.terminate()  # allows the browser to stop its child processes
         with suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), END_S)
         with suppress(ProcessLookupError):

@@ -33,7 +33,7 @@ TARBALL = "sha512-LTBw2R5Dc4eyqgkDLsFr2TQ4qCIJGivoHxun3j+kiI78HRCW8q/M5fnfLTWqh8
 MANY = 400
 
 
-def native_item(number: int) -> dict[str, Any]:
+def native_event(number: int) -> dict[str, Any]:
     """Return an event of the native dialect that the Insieme dialect can represent."""
     return {
         "id": str(UUID(int=number)),
@@ -74,12 +74,12 @@ async def test_two_node_clients_and_a_python_client_converge_across_a_kill(tmp_p
             await asyncio.gather(
                 ada.submit(30),
                 bob.submit(30, has_ids=True),
-                native.submit(*map(native_item, range(30))),
+                native.submit(*map(native_event, range(30))),
             )
             await wait_until_all_have([ada, bob, native], 90)
 
-            # When the server is killed, Ada and the native client have many events in flight, and Bob has none.
-            await asyncio.gather(ada.submit(MANY, "many "), native.submit(*map(native_item, range(100, 150))))
+            # When the server is killed, Ada and the native client have many events in flight, but Bob has none.
+            await asyncio.gather(ada.submit(MANY, "many "), native.submit(*map(native_event, range(100, 150))))
             await native.wait_for_events(90 + 60)
             served.kill()
             for package in (ada, bob):
@@ -87,8 +87,8 @@ async def test_two_node_clients_and_a_python_client_converge_across_a_kill(tmp_p
             await ada.submit(5, "offline ")
             await bob.submit(5, "offline ", has_ids=True)
 
-            # Bob reconnects automatically when a send fails. A package client with a batch in flight does not
-            # notice the lost connection, and must be restarted.
+            # Bob reconnects automatically when a send fails. A package client with a batch in flight does not notice
+            # the lost connection, so it must be restarted.
             await asyncio.to_thread(served.start)
             await ada.do("stop")
             await ada.do("start")
@@ -148,11 +148,11 @@ async def test_chromium_node_and_python_clients_converge_across_a_kill(tmp_path:
                     await package.wait_for_report("synced")
                 await native.connect(served.url)
                 await asyncio.gather(
-                    eve.submit(30, has_ids=True), ada.submit(30), native.submit(*map(native_item, range(30)))
+                    eve.submit(30, has_ids=True), ada.submit(30), native.submit(*map(native_event, range(30)))
                 )
                 await wait_until_all_have([eve, ada, native], 90)
 
-                await asyncio.gather(eve.submit(MANY, "many "), native.submit(*map(native_item, range(100, 150))))
+                await asyncio.gather(eve.submit(MANY, "many "), native.submit(*map(native_event, range(100, 150))))
                 await native.wait_for_events(90 + 60)
                 served.kill()
                 for package in (eve, ada):
@@ -160,7 +160,7 @@ async def test_chromium_node_and_python_clients_converge_across_a_kill(tmp_path:
                 await eve.submit(5, "offline ", has_ids=True)
                 await ada.submit(5, "offline ")
 
-                # Reload the page without a server. Its unsent events are in the page's database.
+                # Reload the page while no server is running. Its unsent events are in the page's database.
                 await eve.do("reload")
                 await page.loaded()
                 await asyncio.to_thread(served.start)
@@ -173,13 +173,13 @@ async def test_chromium_node_and_python_clients_converge_across_a_kill(tmp_path:
 
 
 async def wait_until_all_have(clients: Sequence[KnownEvents], count: int) -> None:
-    """Wait until each client has `count` events, and check that none has more."""
+    """Wait until each client has `count` events, and assert that none has more."""
     await asyncio.gather(*(client.wait_for_events(count) for client in clients))
     assert [len(client.known) for client in clients] == [count] * len(clients)
 
 
 async def check_agreement(packages: Sequence[Package], native: NativeClient) -> None:
-    """Check that all clients received the same events in order and have nothing left to send."""
+    """Assert that all clients received the same events in order and have nothing left to send."""
     stored = [_common_fields(await package.do("committed")) for package in packages]
     assert stored[0] == stored[1]
     assert [(one["committedId"], one["payload"]["text"]) for one in stored[0]] == [
@@ -188,7 +188,7 @@ async def check_agreement(packages: Sequence[Package], native: NativeClient) -> 
     assert [one["committedId"] for one in stored[0]] == list(range(1, len(stored[0]) + 1))
     assert len({one["id"] for one in stored[0]}) == len(stored[0])
     for one in stored[0]:
-        if not one["id"].startswith(("ada", "bob", "eve")):  # UUIDs are equal in both dialects
+        if not one["id"].startswith(("ada", "bob", "eve")):  # UUIDs are equal in both dialects.
             assert native.seen[one["committedId"]]["id"] == one["id"]
         assert one["partition"] == "boards/7"
     for client in (*packages, native):

@@ -22,7 +22,7 @@ from server.running_server import serving
 pytestmark = pytest.mark.rule("EV-18")
 
 NOW_MS = 1_763_000_000_000
-"""Has as many digits as the package's timestamps."""
+"""A value with as many digits as the package's timestamps."""
 BAD_IDS = ("b" + "x" * 300, "c\0", "d\ud800")
 
 
@@ -84,7 +84,7 @@ async def test_drafts_above_the_rate_limit_are_committed_later(tmp_path: Path) -
         requests = served.server.counts.requests
         await ada.submit(15)  # above the burst, but admitted because the rate is unused
         await ada.wait_for_events(15)
-        await ada.submit(70, "more ")  # two batches
+        await ada.submit(70, "more ")  # sent as two batches
         for known, count in ((15, 65), (65, 85)):
             requests["events", "websocket", "rate_limited"] = 0
             await until(lambda: requests["events", "websocket", "rate_limited"])
@@ -99,7 +99,7 @@ async def test_drafts_above_the_rate_limit_are_committed_later(tmp_path: Path) -
 
 @pytest.mark.rule("EV-8")
 async def test_drafts_wait_while_the_server_accepts_no_new_events(tmp_path: Path) -> None:
-    """The package gets `server_error`, and sends the drafts again on the next connections."""
+    """The package gets `server_error`, and sends the drafts again on later connections."""
     async with serving(tmp_path) as served, node_client("ada", tmp_path) as ada:
         log, requests = served.server.log, served.server.counts.requests
         await log.set_tenants([Tenant(f"project/{PROJECT}", records_max=1)])
@@ -220,7 +220,7 @@ async def test_batch_in_flight_commits_after_own_events_of_an_open_cycle_are_for
         pages.open()
         pages.shut()  # after the first page
         await soon(pages.reached.wait())
-        await bob.wait_for_events(13)  # the result waits for the cycle's pages
+        await bob.wait_for_events(13)  # The result waits for the pages of the cycle.
         force_setattr(served.server.settings.api_limits, "cycle_idle_ms", 0)  # the cycle ends before the next request
         pages.open()
         await ada.wait_for_report("error")

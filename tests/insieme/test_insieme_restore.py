@@ -25,7 +25,7 @@ async def restart(package: Package) -> None:
     await package.do("start")
 
 
-async def committed_by(package: Package) -> dict[int, str]:
+async def committed_events(package: Package) -> dict[int, str]:
     """Return the committed events in the package's store."""
     return {one["committedId"]: one["id"] for one in await package.do("committed")}
 
@@ -70,7 +70,7 @@ async def test_drafts_commit_after_a_restore_and_the_package_keeps_lost_events(t
             await ada.do("submit", events=[card(name, id=name) for name in "cd"])
             await backup.restore()
             async with serving(tmp_path, port=port):
-                await ada.wait_for_events(5)  # it has reconnected automatically
+                await ada.wait_for_events(5)  # The package has reconnected automatically.
                 await restart(bob)
                 await bob.wait_for_events(5)
                 await bob.do("submit", events=[card("e", id="e")])
@@ -79,9 +79,9 @@ async def test_drafts_commit_after_a_restore_and_the_package_keeps_lost_events(t
                 await start(cy, url)
                 await cy.wait_for_events(5)
                 everything = {1: "a", 2: "b", 102: "c", 103: "d", 104: "e"}
-                assert cy.known == await committed_by(cy) == everything
+                assert cy.known == await committed_events(cy) == everything
                 for package in (ada, bob):
-                    assert package.known == await committed_by(package) == {**everything, 3: "gone"}
+                    assert package.known == await committed_events(package) == {**everything, 3: "gone"}
                     assert await package.do("drafts") == []
 
 
@@ -112,10 +112,10 @@ async def test_recommitted_event_needs_a_new_store_with_the_old_drafts(tmp_path:
                 drafts: list[Any] = await bob.do("drafts")
                 assert [one["id"] for one in drafts] == ["a", "b"]
                 await bob.do("stop")
-                await bob.open(url)  # with a new store
+                await bob.open(url)  # Connect again with a new store.
                 await bob.do("submit", events=drafts)
                 await bob.do("start")
                 await bob.wait_for_report("committed", 3)
                 await ada.wait_for_events(3)
-                assert await committed_by(bob) == await committed_by(ada) == {102: "again", 103: "a", 104: "b"}
+                assert await committed_events(bob) == await committed_events(ada) == {102: "again", 103: "a", 104: "b"}
                 assert await bob.do("drafts") == []

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 MUTANTS: Final = Path(__file__).with_name("mutants.toml")
 IGNORED: Final = shutil.ignore_patterns(".git", ".venv*", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__")
 TEST_S: Final = 240
-"""Time limit for a mutant that makes a test hang. On an idle machine, every test is much faster."""
+"""Time limit for a mutant that makes a test hang. On an idle machine, every test takes much less time."""
 RUN_S: Final = 1800
 """Time limit for a hang that pytest-timeout cannot interrupt."""
 STOP_S: Final = 60
@@ -58,7 +58,7 @@ STAGES: Final = {"core": CORE, "engine": ENGINE, "sqlite": SQLITE, "postgres": P
 
 
 class Mutant(NamedTuple):
-    """A line of source and its replacement, both without indentation and trailing comment."""
+    """A line of source and its replacement, both without indentation and without a trailing comment."""
 
     file: str
     function: str
@@ -70,7 +70,7 @@ class Mutant(NamedTuple):
         part = next(name for name in ("sqlite", "postgres", "engine", "core") if f"/{name}/" in self.file)
         return [*STAGES[part], REST]
 
-    def applied(self, text: str) -> str:
+    def apply_to(self, text: str) -> str:
         """Return the source with the first matching line in the function replaced."""
         first, last = _lines_of(ast.parse(text), self.function.split("."))
         lines, comments = text.split("\n"), _comment_columns(text)
@@ -160,7 +160,7 @@ def run(tree: Path, only: Sequence[int], stages: int, workers: int) -> int:
         for number, mutant in chosen:
             source = copy / mutant.file
             text = source.read_text()
-            source.write_text(mutant.applied(text))
+            source.write_text(mutant.apply_to(text))
             killer = None
             for stage in mutant.stages[:stages]:
                 killer = failing_test(copy, python, stage, workers)

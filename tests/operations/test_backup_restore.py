@@ -22,7 +22,7 @@ from server.running_server import item
 
 BEFORE = 20
 DURING_MAX = 900
-"""Number of events written during the backup; all fit into one page of 1000."""
+"""Number of events written during the backup. All of them fit into one page of 1000."""
 
 
 class Writer:
@@ -60,7 +60,9 @@ class Writer:
 
 
 async def back_up(url: str, command: list[str]) -> tuple[dict[int, int], str]:
-    """Run a command during writes. Return the events acknowledged before it started, and the epoch at that time."""
+    """Run a command during writes. Return the events that were acknowledged before it started, and the epoch at that
+    time.
+    """
     async with aiohttp.ClientSession() as session:
         writer = Writer(url, session)
         await writer.write(1, BEFORE)
@@ -68,7 +70,7 @@ async def back_up(url: str, command: list[str]) -> tuple[dict[int, int], str]:
         writing = asyncio.create_task(writer.write(BEFORE + 1, BEFORE + DURING_MAX))
         process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
         before = len(writer.acknowledged)
-        # The write in flight overlaps with the command.
+        # A write is in flight when the command runs.
         await writer.wait_for(before + 1)
         _, said = await process.communicate()
         assert process.returncode == 0, said.decode()
@@ -103,7 +105,7 @@ async def test_file_is_backed_up_during_writes_and_restored(tmp_path: Path) -> N
         acknowledged, epoch = await back_up(served.url, [sys.executable, "-m", *command])
         assert oncelog("verify", backup).returncode == 0
         head.write_text(oncelog("head", backup).stdout)
-        # After the loss of the disk, restore replaces the file and keeps the old file next to it.
+        # When the disk is lost, `restore` replaces the file and keeps the old file next to it.
         served.kill()
         restored = oncelog("restore", "--full", "--force", backup, served.store)
         assert restored.returncode == 0, restored.stderr
@@ -179,7 +181,7 @@ def run_program(*command: str) -> None:
 
 
 def replace(data: Path, copy: Path) -> None:
-    """Replace the server's files with a base backup that belongs to the user of the server."""
+    """Replace the server's files with a base backup, and make the server's user the owner of the files."""
     shutil.rmtree(data)
     shutil.move(copy, data)
     data.chmod(0o700)

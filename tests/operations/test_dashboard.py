@@ -18,7 +18,7 @@ from oncelog.core.tenants import Tenant
 from oncelog.server.metrics import CONNECTION_REFUSALS
 from oncelog.server.settings import DISK_DEFAULTS
 from server.running_server import item, serving
-from server.test_write_refusals import measured, ways
+from server.test_write_refusals import measured, write_functions_of
 
 GRAFANA: Final = Path(__file__).parents[2] / "examples/grafana"
 DASHBOARD: Final = json.loads((GRAFANA / "oncelog.json").read_text(encoding="utf-8"))
@@ -33,12 +33,15 @@ Labels = dict[str, dict[str, set[str]]]
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Labels:
-    """The metrics of a server that has produced everything that the panels show."""
+    """The metrics of a server that has produced all values that the panels show."""
 
     async def scrape() -> str:
         tenants = (Tenant("acme", bytes_max=10**9, records_max=10**6),)
         disk = replace(DISK_DEFAULTS, store_bytes_max=2**50)
-        async with serving(tmp_path_factory.mktemp("log"), tenants=tenants, disk=disk) as served, ways(served) as doors:
+        async with (
+            serving(tmp_path_factory.mktemp("log"), tenants=tenants, disk=disk) as served,
+            write_functions_of(served) as doors,
+        ):
             for _ in range(2):  # a new write and a retry
                 for number, write in enumerate(doors.values(), 1):
                     assert await write(number) is None
@@ -50,7 +53,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Labels:
         async with serving(tmp_path_factory.mktemp("keys"), api_keys=True, metrics_public=True) as served:
             return shown + await measured(served)
 
-    # outcomes that this test cannot provoke
+    # Outcomes that this test cannot provoke.
     found: Labels = {"oncelog_requests_total": {"outcome": {error_codes.SERVER_ERROR, error_codes.SERVER_BUSY}}}
     for family in text_string_to_metric_families(asyncio.run(scrape())):
         for sample in family.samples:
@@ -109,14 +112,14 @@ def test_every_query_uses_existing_metrics_and_labels(where: str, query: str, le
 
 
 def test_dashboard_shows_every_metric_of_a_server(scraped: Labels) -> None:
-    """Metrics that are shown in another form or used for debugging are excluded."""
+    """Metrics that the dashboard shows in another form, or that are for debugging, are excluded."""
     asked = " ".join(query for _, query, _ in queries())
     left_out = {"oncelog_frames_received_total", "oncelog_sent_bytes_total"}
     ours = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in scraped if name.startswith("oncelog_")}
     assert {name for name in ours if name not in asked} == left_out
 
 
-def test_every_reason_of_a_refused_connection_has_a_sample_from_the_start(scraped: Labels) -> None:
+def test_every_reason_for_a_refused_connection_has_a_sample_from_the_start(scraped: Labels) -> None:
     assert scraped["oncelog_connections_refused_total"]["reason"] == set(CONNECTION_REFUSALS)
 
 

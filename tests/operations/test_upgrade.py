@@ -59,7 +59,7 @@ async def test_older_server_works_beside_a_newer_one_until_it_needs_a_new_sessio
 
 
 def patch_newer_version(patch: pytest.MonkeyPatch, kind: str) -> None:
-    """Patch the package so that logs opened afterwards have the next version."""
+    """Patch the package, so that logs opened afterwards get the schema of the next version."""
     if kind == POSTGRES:
         number = SCHEMA_VERSION + 1
         patch.setattr(database, "MIGRATIONS", [*MIGRATIONS, (number, NEWER)])

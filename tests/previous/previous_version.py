@@ -19,7 +19,9 @@ MAIN: Final = "from oncelog.cli import main; main()"
 
 
 class PreviousVersion:
-    """The unpacked wheel. Each program runs in a new interpreter, in which the old package shadows the current one."""
+    """The unpacked wheel. Each program runs in a new interpreter, in which the old package takes precedence over the
+    current one.
+    """
 
     def __init__(self, unpacked: Path) -> None:
         tests = str(DIRECTORY.parent)

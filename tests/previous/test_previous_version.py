@@ -74,7 +74,7 @@ def test_log_written_by_the_previous_server_is_verified_and_continued(
 
 
 @pytest.mark.rule("CO-12")
-def test_previous_version_refuses_a_log_that_has_leapt(previous: PreviousVersion, tmp_path: Path) -> None:
+def test_previous_version_refuses_a_log_that_contains_a_leap(previous: PreviousVersion, tmp_path: Path) -> None:
     log = tmp_path / "log.db"
     make_log(log, rounds=1)
     assert oncelog("epoch", str(log), "--renew").returncode == 0
@@ -160,7 +160,7 @@ async def test_clients_of_the_previous_version_commit_all_writes_that_the_store_
     assert json.loads(said) == {client: [MARK] for client in ("events", "chat", "deltas", "ledger")}
     remove_rejection(str(tmp_path / "log.db"))
     verified = oncelog("verify", str(tmp_path / "log.db"), "--json")
-    assert json.loads(verified.stdout)["records"] == 1 + 4 * (len(texts) - 1)  # plus an audit record
+    assert json.loads(verified.stdout)["records"] == 1 + 4 * (len(texts) - 1)  # one more for an audit record
 
 
 @pytest.mark.rule("EV-8")
@@ -172,7 +172,7 @@ async def test_clients_of_the_previous_version_commit_all_writes_above_a_rate(
     async with serving_here(tmp_path, clock=clock, new_events_per_second_max=1) as served:
         rpc = served.server.grpc_service
         assert rpc is not None
-        await served.submit(item(1))  # uses up the rate, until the clock advances
+        await served.submit(item(1))  # This uses up the rate until the clock advances.
         address = (served.url, f"127.0.0.1:{rpc.port}", tmp_path)
         script = asyncio.create_task(asyncio.to_thread(previous.run_script, "write_refused.py", *address, *texts))
         await until(lambda: script.done() or is_rate_limited(served))

@@ -24,10 +24,12 @@ UPGRADE: Final = (
 DECLARED_BYTES: Final = 3 * 2**20
 HEADER_BYTES: Final = 8000
 HELLO_BYTES: Final = 131_000
-"""OpenSSL refuses a longer ClientHello as soon as it has read the length."""
+"""OpenSSL refuses a ClientHello above this length as soon as it has read the length."""
 RECORD_BYTES: Final = 16_000
 BLOCKING_BYTES_MAX: Final = 200_000
-"""The server stops reading before this limit, so sending more in blocking mode would hang until it disconnects."""
+"""The server stops reading before this limit. Sending more in blocking mode would therefore hang until the server
+disconnects.
+"""
 GRPC_SHAPES: Final = ("metadata", "call", "health")
 UNREAD_BYTES: Final = 4096
 """Kernel receive buffer for responses that the client does not read."""
@@ -35,7 +37,7 @@ TIMEOUT_S: Final = 60
 
 
 def unfinished(shape: str, size: int) -> bytes:
-    """Return incomplete input, which a server buffers while it waits for the rest."""
+    """Return incomplete input, which a server buffers while it waits for the remaining bytes."""
     if shape in GRPC_SHAPES:
         return unfinished_call(shape, size)
     if shape == "head":
@@ -64,7 +66,7 @@ def send(connection: socket.socket, shape: str, data: bytes) -> None:
     if len(data) > BLOCKING_BYTES_MAX:
         connection.setblocking(False)
     connection.sendall(data)
-    if shape == "record":  # below TLS: a record without its last byte
+    if shape == "record":  # Below TLS, send a record without its last byte.
         with socket.socket(fileno=connection.detach()) as raw:
             raw.sendall(b"\x17\x03\x03" + RECORD_BYTES.to_bytes(2, "big") + bytes(RECORD_BYTES - 1))
             _kept.append(raw.dup())

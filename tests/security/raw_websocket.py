@@ -31,7 +31,7 @@ async def upgrade(connection: RawConnection, path: str = "/v1/events", headers: 
     assert b" 101 " in head, head
 
 
-async def is_closed(connection: RawConnection) -> bool:
+async def wait_closed(connection: RawConnection) -> bool:
     """Wait until the server has closed the connection."""
     try:
         while await soon(connection.reader.read(65536)):
@@ -41,6 +41,6 @@ async def is_closed(connection: RawConnection) -> bool:
     return True
 
 
-def refusals(served: Serving) -> dict[str, int]:
+def count_refusals(served: Serving) -> dict[str, int]:
     """Return the number of refused connections by reason."""
     return {reason: count for reason, count in served.server.counts.connections_refused.items() if count}

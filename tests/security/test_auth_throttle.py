@@ -47,7 +47,7 @@ async def sse(served: Serving, credential: str | None) -> str:
         stream.close()
 
 
-def websocket(path: str, connect: Callable[[str | None], Any]) -> Attempt:
+def websocket_attempt(path: str, connect: Callable[[str | None], Any]) -> Attempt:
     async def attempt(served: Serving, credential: str | None) -> str:
         async with served.session.ws_connect(served.url + path) as socket:
             await socket.send_str(json.dumps(connect(credential)))
@@ -77,11 +77,11 @@ ATTEMPTS: dict[str, Attempt] = {
     "http-fast-path": http_fast_path,
     "sse": sse,
     "grpc": rpc,
-    "ws-events": websocket(
+    "ws-events": websocket_attempt(
         "/v1/events",
         lambda one: {"type": "connect", "protocol_version": "1.0", "payload": {"client_id": "ci", "token": one}},
     ),
-    "ws-insieme": websocket(
+    "ws-insieme": websocket_attempt(
         "/v1/events",
         lambda one: {
             "type": "connect",
@@ -89,8 +89,8 @@ ATTEMPTS: dict[str, Attempt] = {
             "payload": {"clientId": "ci", "projectId": "a", "token": one},
         },
     ),
-    "ws-chat": websocket("/v1/chat", lambda one: {"type": "connect", "token": one, "device_id": "ci"}),
-    "ws-deltas": websocket("/v1/sync/a/live", lambda one: {"type": "connect", "token": one}),
+    "ws-chat": websocket_attempt("/v1/chat", lambda one: {"type": "connect", "token": one, "device_id": "ci"}),
+    "ws-deltas": websocket_attempt("/v1/sync/a/live", lambda one: {"type": "connect", "token": one}),
 }
 
 
@@ -117,7 +117,7 @@ async def test_requests_without_a_credential_do_not_delay_valid_ones(tmp_path: P
     async with server_with_key(tmp_path) as (served, key, jwt):
         assert set(await burst(attempt, served, None)) == {FAILED}
         assert [await attempt(served, one) for one in (key, jwt)] == [OK, OK]
-        # The attempts did not count against the limit: a wrong credential still gets the normal refusal.
+        # The attempts did not count against the limit, because a wrong credential still gets the normal refusal.
         assert await attempt(served, "wrong") == FAILED
         assert (served.server.counts.auth_failures, served.server.counts.unauthenticated_requests) == (1, BURST)
 

@@ -13,7 +13,7 @@ from server.running_server import Serving, serving
 from server.test_server_app import make_certificate
 
 HEARTBEAT_MS: Final = 3_600_000
-"""Longer than a test, so the server cannot detect a closed connection by a failing heartbeat."""
+"""Longer than any test, so that no failing heartbeat can reveal a closed connection to the server."""
 STREAMS: Final = ["/v1/events/stream?partition=a", "/v1/ledger/blocks/stream?organization=acme", "/v1/sync/g/live"]
 
 
@@ -42,7 +42,7 @@ async def test_closed_stream_frees_its_connection_slot_without_a_heartbeat(
     async with serving(tmp_path, tokens=True, connections_max=2, heartbeat_ms=HEARTBEAT_MS, **settings) as served:
         server = served.server
         credential = token(grants={"read": ["*"]})
-        for _ in range(4):  # more than `connections_max`
+        for _ in range(4):  # exceeds `connections_max`
             writer = await open_stream(served, path, credential, trusted)
             await until(lambda: server.apis.count_connections()["sse"] == server._reader_count == 1)
             if is_aborted:

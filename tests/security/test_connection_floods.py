@@ -1,6 +1,6 @@
 """Anonymous connections never lock out valid callers from the same address (CO-25).
 
-The tests do not depend on time: the server's clock stands still, and a flood is a number of accepted connections.
+The tests do not depend on time: the server's clock is stopped, and a flood is a number of accepted connections.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from deadlines import soon, until
 from oncelog.server.connection_limiter import HELD_BYTES
 from oncelog.server.limits import TLS_HANDSHAKE_BYTES_MAX
 from security.flood_worker import UPGRADE, unfinished
-from security.raw_websocket import connect_frame, is_closed, refusals, upgrade
+from security.raw_websocket import connect_frame, count_refusals, upgrade, wait_closed
 from server.ledger.ledger_servers import token
 from server.raw_http import RawConnection, post, raw_connection, write
 from server.running_server import Serving, serving
@@ -27,7 +27,7 @@ from server.test_server_app import make_certificate
 SLOTS: Final = 20
 """`unauthenticated_connections_max` of the servers in these tests."""
 NON_EVICTING_COUNT: Final = SLOTS // 2 - 1
-"""Number of new connections that never evict one accepted before them."""
+"""Number of new connections that do not evict a connection accepted before them."""
 ROUNDS: Final = 2
 ANY_CERTIFICATE: Final = ssl.create_default_context()
 ANY_CERTIFICATE.check_hostname, ANY_CERTIFICATE.verify_mode = False, ssl.CERT_NONE
@@ -39,7 +39,7 @@ SHAPES: Final = {
     "tls-unfinished-handshake": (unfinished("hello", 1000), False),
     "tls-unfinished-frame": (UPGRADE + unfinished("frame", 1000), True),
 }
-"""The data that each connection of a flood sends, and whether its TLS handshake completes (None without TLS)."""
+"""The data that each connection of a flood sends, and whether its TLS handshake completes. None means no TLS."""
 
 
 class Flood:
@@ -54,7 +54,7 @@ class Flood:
 
     @property
     def accepted(self) -> int:
-        """How many connections the server has accepted so far."""
+        """The number of connections that the server has accepted so far."""
         limiter = self._served.server._limiter
         return limiter.closed_count + len(limiter)
 
@@ -69,7 +69,7 @@ class Flood:
 
 
 Call = Callable[[Serving, Flood], Awaitable[None]]
-"""Makes a call with a valid credential, and adds to the flood between two steps of the call."""
+"""Makes a call with a valid credential, and extends the flood between two steps of the call."""
 
 
 def _tls(served: Serving) -> ssl.SSLContext | None:
@@ -124,7 +124,7 @@ async def test_flood_does_not_lock_out_valid_callers_from_the_same_address(tmp_p
             await call(served, flood)
             await flood.add(SLOTS)
             assert served.server._limiter.unauthenticated_count <= SLOTS
-        assert set(refusals(served)) == {"evicted"}
+        assert set(count_refusals(served)) == {"evicted"}
 
 
 @pytest.mark.rule("CO-25", "CO-27")
@@ -147,8 +147,8 @@ async def test_flood_does_not_exhaust_the_connection_limit_of_its_address(tmp_pa
             assert await connection.read_committed_sequence() == number
             await flood.add(1 if number < 5 else 0)
         async with raw_connection(served) as refused:  # all others are authenticated
-            assert await is_closed(refused)
-        assert set(refusals(served)) == {"evicted", "address"}
+            assert await wait_closed(refused)
+        assert set(count_refusals(served)) == {"evicted", "address"}
 
 
 @pytest.mark.rule("CO-25", "CO-27")
@@ -162,15 +162,15 @@ async def test_flood_through_a_proxy_does_not_exhaust_the_stream_limit_of_its_ad
             await upgrade(connection, headers=client)
             connection.send(connect_frame(token()))
             assert b'"connected"' in await soon(connection.reader.readuntil(b"}"))
-        assert set(refusals(served)) == {"evicted"}
+        assert set(count_refusals(served)) == {"evicted"}
 
 
 @pytest.mark.rule("CO-27")
 async def test_unauthenticated_connections_that_hold_the_most_data_are_closed(tmp_path: Path) -> None:
-    """Together, these connections hold at most `HELD_BYTES` times the maximum number of unauthenticated connections."""
+    """Together, these connections hold at most `HELD_BYTES` per unauthenticated connection that the server allows."""
     async with flooded_server(tmp_path, "unfinished-head") as (served, flood):
         limiter = served.server._limiter
-        # Each header is valid. The server would refuse a longer one if a single read returned all of it.
+        # Each header is valid, but the server would refuse a longer header that arrived in a single read.
         headers = (b"X: " + b"a" * 1019 + b"\r\n") * (3 * HELD_BYTES // 1024)
         for one in flood.connections[-SLOTS:]:
             one.send(headers)
@@ -215,12 +215,12 @@ async def test_large_tls_handshake_is_refused(tmp_path: Path) -> None:
         connection.send(data[:-200])
         await until(lambda: served.server._limiter.unauthenticated_count == 1)
         connection.send(data[-200:], b"\x16\x03\x01\x00\x80" + bytes(128))
-        assert await is_closed(connection)
-        await until(lambda: refusals(served) == {"tls_handshake": 1})
+        assert await wait_closed(connection)
+        await until(lambda: count_refusals(served) == {"tls_handshake": 1})
 
 
 class RawTls:
-    """A TLS client that sends only what the test tells it to send."""
+    """A TLS client that sends only data that the test passes to it."""
 
     def __init__(self, connection: RawConnection) -> None:
         self._connection = connection
@@ -228,7 +228,7 @@ class RawTls:
         self._tls = ANY_CERTIFICATE.wrap_bio(self._incoming, self._outgoing)
 
     async def start(self) -> None:
-        """Do the handshake, but hold back its last bytes until the next `send`."""
+        """Perform the handshake, but hold back its last bytes until the next `send`."""
         for _ in range(2):
             try:
                 self._tls.do_handshake()
@@ -248,7 +248,7 @@ class RawTls:
             await self._receive()
             try:
                 received += self._tls.read()
-            except ssl.SSLWantReadError:  # the server sends session tickets first
+            except ssl.SSLWantReadError:  # The server sends session tickets first.
                 await asyncio.sleep(0)
         return received
 
@@ -266,7 +266,7 @@ async def test_connection_that_does_not_answer_the_tls_close_is_still_counted(tm
         served.server._limiter.close_expired()
         assert served.server._limiter.unauthenticated_count == SLOTS
         await flood.add(SLOTS)
-        assert await is_closed(connection)
+        assert await wait_closed(connection)
 
 
 @pytest.mark.rule("CO-27")

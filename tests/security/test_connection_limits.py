@@ -1,4 +1,4 @@
-"""Unauthenticated connections use little memory and do not take slots from authenticated ones (CO-27)."""
+"""Unauthenticated connections use little memory and take no slots from authenticated connections (CO-27)."""
 
 import gc
 import json
@@ -21,7 +21,7 @@ from oncelog.server import app
 from oncelog.server.limits import CONNECT_BYTES_MAX
 from oncelog.server.preauth_limiter import HEAD_BYTES_MAX
 from oncelog.testing.clock import ManualClock
-from security.raw_websocket import connect_frame, frame, is_closed, refusals, upgrade
+from security.raw_websocket import connect_frame, count_refusals, frame, upgrade, wait_closed
 from server.ledger.ledger_servers import token
 from server.raw_http import RawConnection, post, raw_connection, write
 from server.running_server import Serving, event_id, item, serving
@@ -50,7 +50,7 @@ async def test_unfinished_first_frame_is_refused_above_a_small_limit(tmp_path: P
     async with serving(tmp_path, tokens=True) as served, raw_connection(served) as connection:
         await upgrade(connection, path)
         connection.send(frame(b"x" * (CONNECT_BYTES_MAX + 2000), declared=3 * MIB))
-        assert await is_closed(connection)
+        assert await wait_closed(connection)
         await until(lambda: not served.server._limiter.unauthenticated_count)
 
 
@@ -58,7 +58,7 @@ async def test_unfinished_first_frame_is_refused_above_a_small_limit(tmp_path: P
 async def test_unfinished_request_head_is_refused_above_its_limit(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served, raw_connection(served) as connection:
         connection.send(b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: %b\r\n" % (n, b"a" * 8000) for n in range(17)))
-        assert await is_closed(connection)
+        assert await wait_closed(connection)
         assert HEAD_BYTES_MAX < 17 * 8000
         await until(lambda: served.server.counts.connections_refused["too_large"] == 1)
 
@@ -66,7 +66,7 @@ async def test_unfinished_request_head_is_refused_above_its_limit(tmp_path: Path
 @pytest.mark.rule("CO-27")
 async def test_large_body_without_a_credential_is_refused_and_not_buffered(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served, raw_connection(served) as connection:
-        for _ in range(2):  # the second request uses a connection that was already refused once
+        for _ in range(2):  # The second request uses a connection on which the server has already refused a request.
             connection.send(post(b" " * 3 * MIB, path="/v1/events"))
             assert (await connection.read_answer())[0] == 401
         connection.send(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -80,7 +80,7 @@ async def test_large_first_request_with_a_credential_is_accepted(tmp_path: Path)
         async with raw_connection(served) as connection:
             connection.send(post(write(1, client="user:ada") + b" " * 3 * MIB, authorization))
             assert await connection.read_committed_sequence() == 1
-        async with raw_connection(served) as connection:  # the first message and a long one in one write
+        async with raw_connection(served) as connection:  # The first message and a long second one arrive in one write.
             await upgrade(connection)
             events = [item(number, event={"text": "x" * 10_000}) for number in range(1, 101)]
             submit = {"type": "submit_events", "protocol_version": "1.0", "payload": {"events": events}}
@@ -102,8 +102,8 @@ async def test_number_of_unauthenticated_connections_is_limited(tmp_path: Path) 
             assert limiter.unauthenticated_count == 10
             async with unauthenticated_sockets(served, 5):
                 assert limiter.unauthenticated_count == 10
-                assert [await is_closed(one) for one in first[:5]] == [True] * 5
-                assert refusals(served) == {"evicted": 5}
+                assert [await wait_closed(one) for one in first[:5]] == [True] * 5
+                assert count_refusals(served) == {"evicted": 5}
         assert b"oncelog_connections_refused_total" in served.server.metrics.render()
         await until(lambda: len(limiter) == 0)
 
@@ -119,11 +119,11 @@ async def test_connections_without_a_tls_handshake_are_counted_and_closed(
             started.send(b"\x16\x03\x01\x02\x00\x01")  # the start of a handshake
             await until(lambda: served.server._limiter.unauthenticated_count == 2)
             clock.advance(1001)
-            assert [await is_closed(one) for one in (silent, started)] == [True, True]
+            assert [await wait_closed(one) for one in (silent, started)] == [True, True]
             assert served.server.counts.connections_refused["timeout"] == 2
         async with raw_connection(served) as garbage:
             garbage.send(b"GET / HTTP/1.1\r\n\r\n")
-            assert await is_closed(garbage)
+            assert await wait_closed(garbage)
             await until(lambda: served.server.counts.connections_refused["tls_handshake"] >= 1)
         await until(lambda: len(served.server._limiter) == 0)
         answer = await served.get("/healthz", ssl=False)
@@ -148,7 +148,7 @@ async def test_streams_of_one_principal_leave_room_for_others(tmp_path: Path) ->
         assert await streams(served, bob, 5) == [200] * 5
         answer = await served.page("a", credential=bob)
         assert answer.status == 200
-        assert refusals(served) == {"principal": 10}
+        assert count_refusals(served) == {"principal": 10}
 
 
 @pytest.mark.rule("CO-27")
@@ -195,7 +195,7 @@ async def test_proxied_streams_are_limited_by_client_address(tmp_path: Path) -> 
             await upgrade(connection, headers="X-Forwarded-For: 192.0.2.3\r\n")
             assert served.server._limiter.unauthenticated_count == before + 1
             connection.send(frame(b"x" * (CONNECT_BYTES_MAX + 2000), declared=3 * MIB))
-            assert await is_closed(connection)
+            assert await wait_closed(connection)
 
 
 @pytest.mark.rule("CO-27")

@@ -1,4 +1,4 @@
-"""Memory and file descriptors that connections use in a server process."""
+"""Memory and file descriptors that a server process uses for connections."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def memory_bytes(server: ServerProcess, name: str) -> int:
 
 
 def metric(server: ServerProcess, name: str) -> float:
-    """Return a metric. The flood comes from the test's address, so the server may refuse the first attempt."""
+    """Return a metric. The first attempt may be refused, because the flood comes from the same address."""
 
     def scrape() -> str:
         try:
@@ -76,7 +76,7 @@ def server_with_tokens(directory: Path, *settings: str) -> Iterator[ServerProces
 def test_unauthenticated_connections_use_little_memory(
     tmp_path: Path, is_soak: bool, protocol: str, shape: str, size: int
 ) -> None:
-    """10,000 unfinished connections use at most 256 MiB. Without --soak both numbers are proportionally lower."""
+    """10,000 unfinished connections use at most 256 MiB. Without --soak, both numbers are proportionally lower."""
     count, unauthenticated_max = (10_000, 1000) if is_soak else (500, 200)
     settings = [f"limits.unauthenticated_connections_max={unauthenticated_max}", "limits.connect_timeout_ms=60000"]
     if protocol == "tls":
@@ -92,7 +92,8 @@ def test_unauthenticated_connections_use_little_memory(
             if size == MIB:
                 wait_until(lambda: metric(server, "oncelog_unauthenticated_connections") == 1)
             cost = memory_bytes(server, "VmHWM") - before
-            # The limit is 256 MiB per 1,000 open connections. With few connections, heap growth at startup matters too.
+            # The limit is 256 MiB per 1,000 open connections. With few connections, the growth of the heap at startup
+            # matters too.
             assert cost <= 256 * MIB * unauthenticated_max // 1000 + (0 if is_soak else 16 * MIB)
 
 
@@ -102,7 +103,7 @@ def test_unauthenticated_connections_use_little_memory(
 def test_unfinished_grpc_calls_use_little_memory(
     tmp_path: Path, is_soak: bool, protocol: str, shape: str, size: int
 ) -> None:
-    """10,000 connections to the gRPC port use at most 256 MiB. Without --soak both numbers are proportionally lower."""
+    """10,000 connections to the gRPC port use at most 256 MiB. Without --soak, both numbers are lower in proportion."""
     count, limit = (10_000, 1000) if is_soak else (1000, 100)
     settings = [] if is_soak else [f"limits.grpc_connections_max={limit}"]  # the default is 1,000
     if protocol == "tls":
@@ -117,7 +118,7 @@ def test_unfinished_grpc_calls_use_little_memory(
 
 
 @pytest.mark.rule("CO-27")
-def test_server_logs_counts_and_survives_running_out_of_file_descriptors(tmp_path: Path) -> None:
+def test_server_that_runs_out_of_file_descriptors_logs_counts_and_continues(tmp_path: Path) -> None:
     with server_process(tmp_path, *DEVELOPMENT) as server, ExitStack() as stack:
         with urlopen(f"{server.url}/healthz", timeout=WAIT_S):  # noqa: S310 - as above
             pass
@@ -169,7 +170,7 @@ def test_low_open_file_limit_is_raised_and_reported_at_startup(tmp_path: Path) -
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, (1000, 1000)),
     ],
 )
-def test_soft_limit_is_raised_as_far_as_needed(
+def test_soft_limit_is_raised_only_as_far_as_needed(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised_to: int | None, fitting: tuple[int, int]
 ) -> None:
     raised: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Credential file polling: moved keys, loose permissions, hanging reads, and unexpected errors (CO-28)."""
+"""Polling of credential files: moved keys, loose permissions, hanging reads, and unexpected errors (CO-28)."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from oncelog.server.auth.credential_files import CredentialEvent
 from oncelog.server.auth.principal import parse_grants
 from oncelog.server.auth.signing_keys import KeyFile, KeyKind
 from oncelog.server.websocket import WebSocketSessions
-from security.test_revocation import ALL, accepts, check_ended, create, failed_files
+from security.test_revocation import ALL, check_ended, create, failed_files, is_accepted
 from server.auth import auth_material
 from server.auth.auth_material import token, write_file
 from server.running_server import serving
@@ -62,7 +62,7 @@ def signing_keys(count: int) -> list[dict[str, Any]]:
 
 def verifies(known: Authenticator, number: int, key_id: str) -> bool:
     try:
-        known.authenticate(token("ES256", auth_material.key_of("ES256", number), header={"kid": key_id}))
+        known.authenticate(token("ES256", auth_material.make_key("ES256", number), header={"kid": key_id}))
     except AuthError:
         return False
     return True
@@ -106,7 +106,7 @@ def test_files_can_exchange_keys_in_one_change(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", ["a", "b", "c"])
 def test_conflict_in_one_file_does_not_prevent_others_from_exchanging_keys(tmp_path: Path, wrong: str) -> None:
-    """A third file, whatever its place, repeats an id."""
+    """A third file, before or after the others, repeats an id."""
     members = signing_keys(4)
     paths = {name: tmp_path / name for name in "abc"}
     first, second = [name for name in "abc" if name != wrong]
@@ -141,7 +141,7 @@ def test_every_removal_of_a_secret_with_one_id_is_recorded(tmp_path: Path) -> No
     assert [len(events) for events in noticed] == [3, 3]
     first, second = (act_keys(events) for events in noticed)
     assert len(set(first)) == 3
-    assert first == second  # all servers that share a file record a removal once
+    assert first == second  # All servers that share a file record a removal only once.
 
 
 @pytest.mark.rule("CO-43")
@@ -200,7 +200,7 @@ async def test_loose_file_revokes_and_removes_keys_and_adds_none(
         await until(lambda: failed_files(served, "api_keys"))
         assert "no keys are added" in caplog.text
         assert "chmod 600" in caplog.text
-        assert all(accepts(served, key.text) for key in (kept, revoked, removed))
+        assert all(is_accepted(served, key.text) for key in (kept, revoked, removed))
         # A text editor or an older version of the command rewrites the file and keeps its mode.
         operator = ApiKeys(tmp_path / "other.json", auth_material.SetClock())
         added = operator.create("added", "added", ALL)
@@ -211,11 +211,11 @@ async def test_loose_file_revokes_and_removes_keys_and_adds_none(
         path.write_text(json.dumps(content))
         for client in clients:
             await check_ended(client)
-        assert [accepts(served, key.text) for key in (kept, revoked, removed, added)] == [True, False, False, False]
+        assert [is_accepted(served, key.text) for key in (kept, revoked, removed, added)] == [True, False, False, False]
         assert failed_files(served, "api_keys")
         path.chmod(0o600)
         await until(lambda: not failed_files(served, "api_keys"))
-        assert accepts(served, added.text)
+        assert is_accepted(served, added.text)
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o666])
@@ -239,7 +239,7 @@ def test_loose_file_reduces_grants_and_lifetimes_and_extends_none(tmp_path: Path
     assert found.expires_ms == auth_material.NOW_MS + 10
     with pytest.raises(AuthError):
         known.authenticate(other.text)
-    assert poll(known)[0] is False  # no more rights to remove
+    assert poll(known)[0] is False  # The key has no further rights that could be removed.
     changed["expires_ms"] = auth_material.NOW_MS + 5
     write_file(path, json.dumps(content).encode(), mode)
     assert poll(known)[0]
@@ -291,7 +291,7 @@ def test_loose_file_is_refused_at_start(tmp_path: Path) -> None:
 
 @contextmanager
 def hang_reads(path: Path) -> Iterator[None]:
-    """Make every read of the file block, as on a network file system whose server is unreachable."""
+    """Make every read of the file block, as on a network file system whose server does not respond."""
     released, read = threading.Event(), secret_files.read_file
 
     def read_or_hang(name: str, bytes_max: int) -> secret_files.FileContents:
@@ -328,9 +328,9 @@ async def test_hanging_file_does_not_delay_a_revocation_in_another(
             await until(lambda: served.server._authenticator.files._polls > polls + 5)
             assert threading.active_count() <= threads + 3  # one hanging poll and one hanging reload
             assert caplog.text.count("the file system does not respond") <= 2
-            assert accepts(served, token())
+            assert is_accepted(served, token())
         await until(lambda: not failed_files(served, "signing_keys"))
-        assert accepts(served, token(key=auth_material.key_of("HS256", 1)))
+        assert is_accepted(served, token(key=auth_material.make_key("HS256", 1)))
 
 
 def raise_error(*_: object) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The security documents list existing tests and have the sections that readers need."""
+"""The security documents refer to existing tests and contain the sections that readers need."""
 
 import re
 from pathlib import Path

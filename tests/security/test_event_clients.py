@@ -1,4 +1,4 @@
-"""Client ids and actors of events: no credential can write as the client of another, and readers see the actor."""
+"""Client ids and actors of events: no credential can write under the client id of another. Readers see the actor."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from client.events.event_clients import client_of, committed, counted, wait_until_live
+from client.events.event_clients import client_of, committed, numbered_draft, wait_until_live
 from databases import BOTH_STORES
 from deadlines import soon
 from oncelog.errors import CanonicalError
@@ -24,7 +24,7 @@ def user(sub: str, client_id: str | None = None) -> str:
 
 
 async def insieme_connect(socket: SocketClient, credential: str, client_id: str) -> Any:
-    """Connect in the npm package's dialect and return the reply."""
+    """Connect in the dialect of the npm package, and return the reply."""
     payload = {"token": credential, "clientId": client_id, "projectId": "p"}
     await socket.socket.send_str(json.dumps({"type": "connect", "protocolVersion": "1.0", "payload": payload}))
     return (await socket.receive())["payload"]
@@ -140,7 +140,7 @@ async def test_every_read_shows_the_actor_unless_disabled(tmp_path: Path, is_sho
 
 
 @pytest.mark.rule("EV-17", "CO-20")
-async def test_python_client_sees_the_actor_and_stored_client_id_of_own_and_foreign_events(tmp_path: Path) -> None:
+async def test_python_client_sees_actor_and_stored_client_id_of_all_events(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, tokens=True) as served,
         client_of(served.url, token=user("ada"), client_id="laptop") as ada,
@@ -149,8 +149,8 @@ async def test_python_client_sees_the_actor_and_stored_client_id_of_own_and_fore
         iterators = [ada.events(), bob.events()]
         await wait_until_live(ada)
         await wait_until_live(bob)
-        await committed(ada, counted(1), partitions=["a"])
-        await committed(bob, counted(2), partitions=["a"])
+        await committed(ada, numbered_draft(1), partitions=["a"])
+        await committed(bob, numbered_draft(2), partitions=["a"])
         seen = [[await soon(anext(events)) for _ in range(2)] for events in iterators]
         assert seen[0] == seen[1]
         assert [(event.client_id, event.actor) for event in seen[0]] == [

@@ -38,7 +38,7 @@ async def test_tenant_cannot_squat_on_the_id_of_another(tmp_path: Path) -> None:
         again = await served.submit(item(1, "a/x"), credential=A)
         assert (
             numbers(first.json["results"]) == numbers(again.json["results"]) == [3]
-        )  # position 1 is the audit record of the quotas
+        )  # Position 1 is the audit record of the quotas.
         assert await statuses(served, (A, 1, "a/other")) == ["rejected"]
         socket = await served.connected("laptop", A)
         assert numbers(await socket.submit(item(1, "a/x"))) == [3]
@@ -47,14 +47,14 @@ async def test_tenant_cannot_squat_on_the_id_of_another(tmp_path: Path) -> None:
         ] * 2
 
 
-async def test_id_is_unique_in_the_whole_log_without_own_ids(tmp_path: Path) -> None:
+async def test_id_is_unique_in_the_whole_log_if_no_tenant_has_separate_ids(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True, tenants=(Tenant("a"), Tenant("b"))) as served:
         assert await statuses(served, (B, 1, "b/x"), (A, 1, "a/x")) == ["committed", "rejected"]
 
 
 @BOTH_STORES
 @pytest.mark.rule("EV-4")
-async def test_ids_from_before_the_switch_are_still_known(tmp_path: Path) -> None:
+async def test_ids_written_before_the_switch_are_still_known(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served:
         assert await statuses(served, (A, 1, "a/x"), (B, 2, "b/x")) == ["committed"] * 2
     async with serving(tmp_path, tokens=True, tenants=OWN) as served:
@@ -67,10 +67,10 @@ async def test_ids_from_before_the_switch_are_still_known(tmp_path: Path) -> Non
             pass
 
 
-async def test_server_that_has_not_seen_the_switch_asks_for_a_retry(tmp_path: Path) -> None:
+async def test_server_that_is_not_aware_of_the_switch_requests_a_retry(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served:
         assert await statuses(served, (A, 1, "a/x")) == ["committed"]
-        await served.server.log.set_tenants(OWN)  # as another server would
+        await served.server.log.set_tenants(OWN)  # as another server does
         assert await statuses(served, (A, 1, "a/x"), (A, 2, "a/x")) == ["committed", "server_busy"]
         served.server._reloader._wanted_tenants = OWN
         await served.server._reloader._update_tenants()
@@ -83,7 +83,7 @@ async def test_event_of_two_tenants_is_still_known_after_the_second_gets_own_ids
     first, second = ({**item(number, "a/x"), "partitions": ["a/x", "b/x"]} for number in (1, 2))
     async with serving(tmp_path, tokens=True, tenants=OWN[:1]) as served:
         before = numbers((await served.submit(first, credential=BOTH)).json["results"])
-        await served.server.log.set_tenants(OWN)  # as another server would
+        await served.server.log.set_tenants(OWN)  # as another server does
         assert numbers((await served.submit(first, credential=BOTH)).json["results"]) == before
         assert (await served.submit(second, credential=BOTH)).error["code"] == "server_busy"
     async with serving(tmp_path, tokens=True, tenants=OWN) as served:
@@ -135,7 +135,7 @@ async def test_id_without_a_scope_is_unknown_if_no_tenant_has_separate_ids(tmp_p
         assert await served.server.log.erase(key=event_id(1)) == 0
 
 
-def test_own_ids_is_a_tenant_setting(tmp_path: Path) -> None:
+def test_separate_ids_are_a_setting_of_the_tenant(tmp_path: Path) -> None:
     environment = {"ONCELOG_TENANTS": "acme own_ids=true records_max=5", "ONCELOG_DEVELOPMENT": "true"}
     assert load(None, environment, {}).tenants == (Tenant("acme", records_max=5, own_ids=True),)
     file = tmp_path / "oncelog.toml"

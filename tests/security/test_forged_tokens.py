@@ -1,4 +1,4 @@
-"""Every API refuses forged tokens. tests/server/auth/test_tokens.py tests more forgeries on the verifier alone."""
+"""Every API refuses forged tokens. tests/server/auth/test_tokens.py tests further forgeries with the verifier alone."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from deadlines import soon
 from server.auth import auth_material
-from server.auth.auth_material import encode_base64, key_of, token
+from server.auth.auth_material import encode_base64, make_key, token
 from server.ledger.ledger_servers import run_server
 from server.ledger.ledger_transports import GRPC, HTTP, expect_refusal
 from server.running_server import item
@@ -28,7 +28,7 @@ FORGED = {
     "None": unsigned("None"),
     "algorithm-list": unsigned(["none"]),
     "stripped-signature": f"{_head}.{_claims}.",
-    "other-secret": token(key=key_of("HS256", 1), grants=GRANTS),
+    "other-secret": token(key=make_key("HS256", 1), grants=GRANTS),
     "other-algorithm": token("ES256", grants=GRANTS),
     "expired": token(exp=auth_material.NOW_S - 31, grants=GRANTS),
     "not-yet-valid": token(nbf=auth_material.NOW_S + 3600, grants=GRANTS),

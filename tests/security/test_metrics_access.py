@@ -39,7 +39,7 @@ async def test_metrics_are_public_in_development_mode_or_by_setting(tmp_path: Pa
         assert SHOWN in (await served.get("/metrics")).body
 
 
-async def test_metrics_port_serves_metrics_and_health_only(tmp_path: Path) -> None:
+async def test_metrics_port_serves_only_metrics_and_health(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True, tenants=TENANTS, metrics_port=0) as served:
         inner = f"http://127.0.0.1:{served.server.metrics_listener.port}"
         assert served.server.metrics_listener.port not in (0, served.port)

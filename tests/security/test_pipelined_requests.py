@@ -18,7 +18,7 @@ WAITING_BYTES_MAX: Final = 4 * READ_BYTES
 
 
 class GreedyTransport(asyncio.Transport):
-    """The transport of a client that sends as long as the server reads, and reads all responses."""
+    """The transport of a client that sends for as long as the server reads, and that reads all responses."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every API refuses requests with several `Authorization` headers, whichever of the credentials is valid."""
+"""Every API refuses a request with several `Authorization` headers, regardless of which credentials are valid."""
 
 from pathlib import Path
 from typing import Any

@@ -16,7 +16,7 @@ async def test_requests_per_actor_are_limited_by_default(tmp_path: Path) -> None
     assert (limits.requests_per_second_max, limits.frames_per_second_max) == (2000, 5000)
     clock = ManualClock()
     async with run_server(tmp_path, clock=clock, requests_per_second_max=2) as server:
-        for _ in range(10):  # the burst is five seconds' worth of requests
+        for _ in range(10):  # The burst equals the requests of five seconds.
             assert (await server.http("GET", "/v1/chats", "ann")).status == 200
         late = await server.http("GET", "/v1/chats", "ann")
         assert (late.status, late.json["error"]["code"]) == (429, "RATE_LIMITED")

@@ -1,4 +1,4 @@
-"""Request smuggling: the server executes no request hidden in a body whose length HTTP parsers may disagree on."""
+"""Request smuggling: the server does not execute a request hidden in a body whose length is ambiguous."""
 
 import asyncio
 from pathlib import Path

@@ -57,11 +57,11 @@ async def test_streams_and_websockets_reveal_no_version(served: Serving) -> None
 async def test_openapi_document_is_built_once_and_revalidated(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
 
-    def counted(*arguments: object) -> object:
+    def count_build(*arguments: object) -> object:
         built.append(arguments)
         return build_document(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(server_module, "build_document", counted)
+    monkeypatch.setattr(server_module, "build_document", count_build)
     first, second = await served.get("/openapi.json"), await served.get("/openapi.json")
     assert first.body == second.body
     assert json.loads(first.body) == build_document(served.server.list_endpoints(), served.server.settings.api_limits)
@@ -115,7 +115,7 @@ async def test_answer_to_malformed_http_does_not_quote_the_request(
         pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nCookie: " + b"a" * (HEADER_BYTES_MAX + 1), id="header"),
     ],
 )
-async def test_answer_to_an_overlong_line_says_which_line_it_was(served: Serving, head: bytes) -> None:
+async def test_answer_to_an_overlong_line_names_the_kind_of_line(served: Serving, head: bytes) -> None:
     async with raw_connection(served) as connection:
         connection.send(head + b"\r\n\r\n")
         status, _, body = await connection.read_answer()

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.rule("CO-28")
 
 ALL = parse_grants(["*"], ["*"])
 SECOND_SECRET = auth_material.SECRET + b"1"
-"""The key `material.key_of("HS256", 1)`."""
+"""The key `material.make_key("HS256", 1)`."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def fast_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reloader, "CREDENTIALS_POLL_S", 0.02)
 
 
-def accepts(served: Serving, credential: str) -> bool:
+def is_accepted(served: Serving, credential: str) -> bool:
     try:
         served.server._authenticator.authenticate(credential)
     except AuthError:
@@ -47,12 +47,12 @@ async def create(served: Serving, client_id: str) -> CreatedKey:
     """Create a key with all grants and wait until the server has loaded it."""
     assert served.api_keys is not None
     key = served.api_keys.create(client_id, client_id, ALL)
-    await until(lambda: accepts(served, key.text))
+    await until(lambda: is_accepted(served, key.text))
     return key
 
 
 async def check_ended(client: SocketClient) -> None:
-    """Check that the server closes the connection because its credential is no longer valid."""
+    """Assert that the server closes the connection because its credential is no longer valid."""
     assert (await client.receive())["payload"]["code"] == "auth_failed"
     assert await client.wait_closed() == 1008
 
@@ -76,7 +76,8 @@ async def test_revoked_key_closes_its_websocket_and_stream_without_a_signal(tmp_
         message = await stream.next()
         assert message is not None
         assert (message.kind, message.json["code"]) == ("error", "auth_failed")
-        assert len(numbers(await staying.submit(item(1)))) == 1  # the audit record of the key takes a committed id too
+        # The audit record of the key also takes a committed id.
+        assert len(numbers(await staying.submit(item(1)))) == 1
         assert (await served.page("a", credential=gone.text)).status == 401
 
 
@@ -91,20 +92,20 @@ async def test_revoked_key_closes_its_grpc_stream_without_a_signal(tmp_path: Pat
         await watching.close()
 
 
-@pytest.mark.parametrize("how", ["written in place", "renamed over"])
+@pytest.mark.parametrize("how", ["written in place", "replaced by a rename"])
 async def test_replaced_signing_key_closes_connections_of_its_tokens(tmp_path: Path, how: str) -> None:
     path = tmp_path / "HS256-0.key"
     async with serving(tmp_path, tokens=True) as served:
         text = token(grants=ALL.to_claim())
         client = await served.connected("laptop", text)
         assert numbers(await client.submit(item(1))) == [1]
-        if how == "renamed over":
+        if how == "replaced by a rename":
             write_file(tmp_path / "new", SECOND_SECRET).replace(path)
         else:
             write_file(path, SECOND_SECRET)
         await check_ended(client)
-        assert not accepts(served, text)
-        assert accepts(served, token(key=auth_material.key_of("HS256", 1)))
+        assert not is_accepted(served, text)
+        assert is_accepted(served, token(key=auth_material.make_key("HS256", 1)))
 
 
 async def test_rewriting_an_unchanged_signing_key_keeps_connections_open(
@@ -155,7 +156,7 @@ async def test_bad_file_keeps_the_loaded_content_and_is_counted_and_logged_once(
         assert numbers(await client.submit(item(1))) == [1]
         path.unlink()
         await until(lambda: "No such file" in caplog.text)
-        assert accepts(served, key.text)
+        assert is_accepted(served, key.text)
         write_file(path, content)
         await until(lambda: not failed_files(served, "api_keys"))
         assert caplog.text.count("not reloaded; its previous content is still used: ") == 2
@@ -183,7 +184,7 @@ async def test_bad_file_does_not_delay_the_reload_of_others(tmp_path: Path, capl
         assert served.api_keys is not None
         served.api_keys.revoke(key.key.id)
         await check_ended(client)
-        assert accepts(served, token())
+        assert is_accepted(served, token())
         assert not failed_files(served, "api_keys")
 
 
@@ -195,14 +196,14 @@ async def test_expired_api_key_closes_its_connection(tmp_path: Path) -> None:
     async with serving(tmp_path, api_keys=True, clock=clock) as served:
         assert served.api_keys is not None
         key = served.api_keys.create("a", "a", ALL, expires_ms=auth_material.NOW_MS + 60_000)
-        await until(lambda: accepts(served, key.text))
+        await until(lambda: is_accepted(served, key.text))
         client = await served.connected("a", key.text)
         clock.advance(59_999)
         served.server.run_checks()
         assert numbers(await client.submit(item(1))) == [1]
         clock.advance(1)
         await check_ended(client)
-        assert not accepts(served, key.text)
+        assert not is_accepted(served, key.text)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +244,7 @@ def fail(_: CredentialEvent) -> NoReturn:
 # --- listeners -----------------------------------------------------------------------------------------------
 
 
-async def test_listeners_are_told_which_keys_have_ended(tmp_path: Path) -> None:
+async def test_listeners_are_notified_of_keys_that_have_ended(tmp_path: Path) -> None:
     clock = ManualClock(auth_material.NOW_MS)
     keys = ApiKeys(tmp_path / "keys.json", clock.wall_ms)
     early, revoked, expiring, removed = (keys.create(name, name, ALL) for name in ("early", "a", "b", "c"))
@@ -252,7 +253,7 @@ async def test_listeners_are_told_which_keys_have_ended(tmp_path: Path) -> None:
     events: list[CredentialEvent] = []
     async with serving(tmp_path, tokens=True, api_keys=True, clock=clock) as served:
         served.server.subscribe_credentials(events.append)
-        served.server.subscribe_credentials(fail)  # a failing listener does not prevent reports to the others
+        served.server.subscribe_credentials(fail)  # A failing listener does not prevent reports to the others.
         keys.revoke(revoked.key.id)
         await until(lambda: len(events) == 1)
         clock.advance(1000)
@@ -300,7 +301,7 @@ def test_removed_public_key_is_reported_with_its_fingerprint(tmp_path: Path) -> 
     known.reload()
     assert known.refresh_principal(found, auth_material.NOW_MS) is None
     (event,) = events
-    fingerprint = auth_material.key_of("ES256", 0).thumbprint()
+    fingerprint = auth_material.make_key("ES256", 0).thumbprint()
     assert (event.act, event.id, event.fingerprint) == ("signing_key_removed", "ES256/one", fingerprint)
 
 
@@ -319,7 +320,7 @@ def test_key_may_move_from_one_file_to_another(tmp_path: Path) -> None:
     assert known.files.apply(known.files.load_changes()) == (True, [])
     assert known.files.count_failed() == {"signing_keys": 0}
     for number, name in enumerate("123"):
-        known.authenticate(token("ES256", auth_material.key_of("ES256", number), header={"kid": name}))
+        known.authenticate(token("ES256", auth_material.make_key("ES256", number), header={"kid": name}))
 
 
 def test_poll_that_began_before_a_complete_reload_changes_nothing(tmp_path: Path) -> None:
@@ -343,8 +344,8 @@ def test_second_change_within_the_clock_resolution_is_detected(tmp_path: Path) -
     known.reload()
     version = credential_files._get_version(str(path))
     assert version is not None
-    path.write_bytes(SECOND_SECRET + b"\n")  # same size, same inode
+    path.write_bytes(SECOND_SECRET + b"\n")  # The file keeps its size and inode.
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(credential_files, "_get_version", lambda _: version)
         assert known.files.apply(known.files.load_changes()) == (True, [])
-    known.authenticate(token(key=auth_material.key_of("HS256", 1)))
+    known.authenticate(token(key=auth_material.make_key("HS256", 1)))

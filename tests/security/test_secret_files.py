@@ -17,7 +17,7 @@ from oncelog.server.auth.signing_keys import ALGORITHMS, KeyFile, KeyKind
 from server.auth import auth_material
 from server.auth.auth_material import SetClock, load_keys, write_file
 from server.running_server import serving
-from server.test_server_app import make_certificate, name_served
+from server.test_server_app import certificate_subject, make_certificate
 
 pytestmark = pytest.mark.rule("CO-26")
 
@@ -34,7 +34,7 @@ SERVER, OTHER, ROOT = 1000, 1001, 0
         *((OTHER, mode, False) for mode in (0o600, 0o400, 0o640)),
     ],
 )
-def test_owned_file_allows_0600_and_file_of_root_allows_0640(
+def test_own_file_may_have_mode_0600_and_file_of_root_0640(
     owner: int, mode: int, is_good: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: SERVER)
@@ -75,7 +75,7 @@ def test_world_writable_secret_is_refused_even_if_loose_files_are_allowed() -> N
 
 
 def test_owner_of_the_opened_file_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that replaces the opened one under its name is neither checked nor used."""
+    """A file that later replaces the opened file under its name is neither checked nor used."""
     path = write_file(tmp_path / "secret", b"a" * 40)
     fake = write_file(tmp_path / "fake", b"b" * 40, 0o666)
     real = secret_files.check_secret_file
@@ -113,7 +113,7 @@ async def test_setting_allows_a_tls_key_mounted_by_a_container_runtime(
     tls = make_certificate(tmp_path, "first")
     (tmp_path / "key.pem").chmod(0o444)
     async with serving(tmp_path, tls=tls, check_secret_files=False) as served:
-        assert await name_served(served) == "first"
+        assert await certificate_subject(served) == "first"
     assert caplog.text.count("key.pem contains a private key, and other users may read or change it") == 1
 
 
@@ -123,7 +123,7 @@ async def test_tls_key_that_becomes_readable_is_not_reloaded(tmp_path: Path, cap
         (tmp_path / "key.pem").chmod(0o644)
         served.server.reload()
         assert "chmod 600" in caplog.text
-        assert await name_served(served) == "first"
+        assert await certificate_subject(served) == "first"
 
 
 # --- commands ---------------------------------------------------------------------------------------------

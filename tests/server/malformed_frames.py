@@ -15,7 +15,7 @@ _KINDS = ["submit_events", "sync", "connect", "ping", "", "SUBMIT_EVENTS", "even
 
 
 def malformed_frames(seed: int, count: int) -> Iterator[Frame]:
-    """Generate `count` frames of at most a few kilobytes. A few may happen to be valid."""
+    """Generate `count` frames of at most a few kilobytes. A few of them may be valid."""
     chance = random.Random(seed)
     for _ in range(count):
         yield _MAKERS[chance.randrange(len(_MAKERS))](chance)

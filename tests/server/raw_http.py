@@ -49,7 +49,7 @@ class RawConnection:
         return int(head[0].split()[1]), headers, json.loads(body) if is_json else body
 
     async def read_committed_sequence(self) -> int:
-        """Read the next response, which must be a committed write, and return the assigned sequence."""
+        """Read the next response, assert that it is a committed write, and return the assigned sequence."""
         status, _, answer = await self.read_answer()
         assert status == 200, answer
         return int(answer["assigned_sequence"])

@@ -168,7 +168,7 @@ class EventStream:
         return found
 
     async def comment(self) -> None:
-        """Wait for the next comment."""
+        """Wait until the stream has received another comment."""
         line = b""
         while not line.startswith(b":"):
             line = await soon(self.response.content.readline())
@@ -276,7 +276,7 @@ class Serving:
         return await self.request("POST", "/v1/events", json={"events": items, **named}, **options)
 
     async def commit(self, *items: Mapping[str, Any]) -> list[int]:
-        """Submit events, which must all be committed, and return their committed ids."""
+        """Submit events, assert that all are committed, and return their committed ids."""
         answer = await self.submit(*items)
         assert answer.status == 200, answer.body
         return numbers(answer.json["results"])
@@ -360,9 +360,9 @@ async def serving(
 ) -> AsyncIterator[Serving]:
     """Run a server with a log in the directory.
 
-    The server is in development mode unless `tokens` (HS256 tokens of `auth_material`, with a manual clock set to their
-    time) or `api_keys` (in `keys.json`, initially without usable keys) is set. `settings` may contain fields of
-    `ServerSettings` and limits by name.
+    The server runs in development mode unless `tokens` or `api_keys` is set. `tokens` enables the HS256 tokens of
+    `auth_material` and a manual clock set to their time. `api_keys` enables the keys in `keys.json`, which initially
+    contains no usable key. `settings` may contain fields of `ServerSettings` and limits by name.
     """
     made, keys, chosen = _settings(directory, tokens, api_keys, clock, token_settings or {}, settings)
     async with Server(made, clock=chosen) as server:
@@ -372,7 +372,7 @@ async def serving(
             yield served
         finally:
             await served.close()
-            # A stopping server accepts connections for a moment longer. Skip that, because no client connects anymore.
+            # A stopping server accepts connections for a moment longer. Skip that, because no client connects any more.
             with mock.patch.object(server_module, "ACCEPT_GRACE_S", 0):
                 await server.stop()
 

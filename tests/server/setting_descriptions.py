@@ -23,7 +23,7 @@ class SettingDescription(Struct, frozen=True):
     name: str
     kind: str
     default: str
-    """The default in TOML, or `none`, or `required` for a setting without which its table is invalid."""
+    """The default in TOML, `none`, or `required` if the table is invalid without this setting."""
     text: str
     """The docstring of its field."""
 

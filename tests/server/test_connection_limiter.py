@@ -1,4 +1,6 @@
-"""Connection limits in total, per address and per principal, and eviction in favour of authenticated callers."""
+"""Connection limits in total, per address and per principal. Authenticated callers take precedence over other
+connections.
+"""
 
 from collections.abc import Callable
 

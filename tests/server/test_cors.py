@@ -1,4 +1,4 @@
-"""CORS: pages of configured origins may read the server's answers, other pages may not.
+"""CORS: pages of configured origins may read the server's answers; other pages may not.
 
 The tests check every kind of answer, because a browser hides answers without the header, including errors, from the
 page.
@@ -25,7 +25,9 @@ ASKING: Final = {
 
 
 def allowed(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the CORS headers without their prefix. Check that credentials are never allowed: there are no cookies."""
+    """Return the CORS headers without their prefix. Assert that credentials are never allowed, because there are no
+    cookies.
+    """
     found = {
         name.removeprefix("Access-Control-"): value
         for name, value in headers.items()
@@ -36,7 +38,7 @@ def allowed(headers: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def readable(origin: str) -> dict[str, str]:
+def cors_headers_for(origin: str) -> dict[str, str]:
     """Return the CORS headers that every answer to a page of a configured origin has."""
     return {"Allow-Origin": origin, "Expose-Headers": "Retry-After"}
 
@@ -72,7 +74,7 @@ async def test_preflight_of_a_configured_origin_is_allowed(
     answer = await preflight(served, path, origin)
     assert (answer.status, answer.body) == (204, b"")
     assert allowed(answer.headers) == {
-        **readable(origin),
+        **cors_headers_for(origin),
         "Allow-Methods": "GET, POST, PUT, DELETE",
         "Allow-Headers": "Authorization, Content-Type, Last-Event-ID",
         "Max-Age": "600",
@@ -108,7 +110,7 @@ async def test_options_without_a_preflight_header_is_not_allowed(tmp_path: Path)
         answer = await served.request("OPTIONS", "/v1/events", headers={"Origin": APP})
         assert answer.refusal == (405, "method_not_allowed")
         assert answer.headers["Allow"] == "GET,HEAD,POST"
-        assert allowed(answer.headers) == readable(APP)
+        assert allowed(answer.headers) == cors_headers_for(APP)
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -123,12 +125,12 @@ async def answers(served: Serving, headers: Mapping[str, str]) -> dict[str, Answ
         "read": await served.page("a", **every),
         "followed": await served.stream("a", **every),
         "ready": await served.get("/readyz", headers=headers),
-        "not a request": await served.page("a", since="x", **every),
+        "a malformed request": await served.page("a", since="x", **every),
         "a page of another partition": await served.page("b", **every),
         "a stream of another partition": await served.stream("b", **every),
         "without a credential": await served.page("a", headers=headers),
         "submitted without a credential": await served.submit(item(2), headers=headers),
-        "a wrong type": await served.request("POST", "/v1/events", data=b"x", **every),
+        "a wrong content type": await served.request("POST", "/v1/events", data=b"x", **every),
         "a body that is too large": await served.submit({**item(3), "filling": "x" * 20_000}, **every),
         "nowhere": await served.get("/nowhere", headers=headers),
     }
@@ -137,7 +139,7 @@ async def answers(served: Serving, headers: Mapping[str, str]) -> dict[str, Answ
 STATUSES: Final = [200, 200, 200, 200, 400, 403, 403, 401, 401, 415, 413, 404]
 
 
-def seen(answer: Answer | EventStream) -> tuple[int, Mapping[str, str]]:
+def status_and_headers(answer: Answer | EventStream) -> tuple[int, Mapping[str, str]]:
     if isinstance(answer, EventStream):
         return answer.response.status, answer.response.headers
     return answer.status, answer.headers
@@ -148,10 +150,10 @@ def seen(answer: Answer | EventStream) -> tuple[int, Mapping[str, str]]:
 async def test_configured_origin_may_read_every_answer(tmp_path: Path, origin: str) -> None:
     async with serving(tmp_path, api_keys=True, origins=ORIGINS, frame_bytes_max=10_000) as served:
         found = await answers(served, {"Origin": origin})
-        assert [seen(one)[0] for one in found.values()] == STATUSES
+        assert [status_and_headers(one)[0] for one in found.values()] == STATUSES
         for name, answer in found.items():
-            headers = seen(answer)[1]
-            assert (allowed(headers), headers["Vary"]) == (readable(origin), "Origin"), name
+            headers = status_and_headers(answer)[1]
+            assert (allowed(headers), headers["Vary"]) == (cors_headers_for(origin), "Origin"), name
         followed = found["followed"]
         assert isinstance(followed, EventStream)
         await followed.connected()
@@ -166,9 +168,9 @@ async def test_same_origin_and_non_browser_requests_get_no_cors_headers(
 ) -> None:
     async with serving(tmp_path, api_keys=True, origins=origins, frame_bytes_max=10_000) as served:
         found = await answers(served, {"Origin": served.url} if has_origin else {})
-        assert [seen(one)[0] for one in found.values()] == STATUSES
+        assert [status_and_headers(one)[0] for one in found.values()] == STATUSES
         for name, answer in found.items():
-            headers = seen(answer)[1]
+            headers = status_and_headers(answer)[1]
             # Caches must know that answers vary by origin if any origin is configured.
             vary = "Origin" if origins else None
             assert (allowed(headers), headers.get("Vary")) == ({}, vary), name
@@ -178,7 +180,7 @@ async def test_same_origin_and_non_browser_requests_get_no_cors_headers(
 async def test_all_requests_from_another_origin_are_refused(tmp_path: Path) -> None:
     async with serving(tmp_path, api_keys=True, origins=ORIGINS, frame_bytes_max=10_000) as served:
         for name, answer in (await answers(served, {"Origin": EVIL})).items():
-            status, headers = seen(answer)
+            status, headers = status_and_headers(answer)
             assert (status, allowed(headers), headers["Vary"]) == (403, {}, "Origin"), name
         ready = await served.get("/readyz")
         assert ready.json["last_committed_id"] == 0
@@ -189,7 +191,7 @@ async def test_allowed_origin_is_echoed_as_sent(tmp_path: Path) -> None:
     async with serving(tmp_path, origins=ORIGINS) as served:
         for origin in (f"{APP}:443", "https://APP.example.org"):
             answer = await served.page("a", headers={"Origin": origin})
-            assert (answer.status, allowed(answer.headers)) == (200, readable(origin))
+            assert (answer.status, allowed(answer.headers)) == (200, cors_headers_for(origin))
 
 
 async def test_configured_origin_may_read_the_retry_after_header(tmp_path: Path) -> None:
@@ -198,4 +200,4 @@ async def test_configured_origin_may_read_the_retry_after_header(tmp_path: Path)
         stream = await served.stream("a", headers={"Origin": APP})
         headers = stream.response.headers
         assert (stream.response.status, headers["Retry-After"]) == (503, "1")
-        assert allowed(headers) == readable(APP)
+        assert allowed(headers) == cors_headers_for(APP)

@@ -15,7 +15,7 @@ from server.running_server import Serving, serving
 
 
 def fast_connections(served: Serving) -> int:
-    """Return how many connections are on the fast path."""
+    """Return the number of connections on the fast path."""
     return len(served.server._http.fast_path.connections)
 
 
@@ -132,11 +132,11 @@ async def test_client_errors_keep_the_connection_open(served: Serving, client: R
 async def test_server_fault_is_answered_with_500_and_logged(
     served: Serving, client: RawConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def failing(*_: Any) -> None:
+    def fail_commit(*_: Any) -> None:
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(served.server.apis.ledger.service, "to_submission", failing)
+        patched.setattr(served.server.apis.ledger.service, "to_submission", fail_commit)
         client.send(post(write(1)))
         assert (await client.read_answer())[0] == 500
     client.send(post(write(1)))
@@ -184,7 +184,7 @@ async def test_client_that_does_not_read_gets_no_more_answers(served: Serving, c
     assert [await client.read_committed_sequence() for _ in range(300)] == list(range(2, 302))
 
 
-async def test_write_is_committed_after_its_client_disconnects(
+async def test_write_is_committed_even_if_its_client_disconnects(
     served: Serving, client: RawConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = served.hold_commits(monkeypatch)

@@ -209,15 +209,15 @@ def test_fast_path_and_aiohttp_give_equal_answers(
     run(script, last, cut)
 
 
-def lacks_date(monkeypatch: pytest.MonkeyPatch) -> None:
+def date_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(helpers, "rfc822_formatted_time")
 
 
-def lacks_keepalive(monkeypatch: pytest.MonkeyPatch) -> None:
+def keepalive_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(tcp_helpers, "tcp_keepalive")
 
 
-def parser_takes_other_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def parser_has_different_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_parser, "HttpRequestParser", lambda protocol: protocol)
 
 
@@ -235,31 +235,31 @@ def replace_results(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any
     monkeypatch.setattr(http_parser, "HttpRequestParser", Parser)
 
 
-def parser_returns_other_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def parser_returns_different_values(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_results(monkeypatch, lambda result: result[0])
 
 
-def parser_names_fields_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def parser_renames_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_results(monkeypatch, lambda result: ([(object(), body) for _, body in result[0]], *result[1:]))
 
 
 def parser_ignores_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     parse = HttpFastPath._parse_head
 
-    def parse_otherwise(self: HttpFastPath, data: bytes) -> Any:
+    def parse_without_chunks(self: HttpFastPath, data: bytes) -> Any:
         return parse(self, data.replace(b"Transfer-Encoding: chunked", b"Content-Length: 2"))
 
-    monkeypatch.setattr(HttpFastPath, "_parse_head", parse_otherwise)
+    monkeypatch.setattr(HttpFastPath, "_parse_head", parse_without_chunks)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lacks_date,
-        lacks_keepalive,
-        parser_takes_other_arguments,
-        parser_returns_other_values,
-        parser_names_fields_otherwise,
+        date_is_missing,
+        keepalive_is_missing,
+        parser_has_different_arguments,
+        parser_returns_different_values,
+        parser_renames_fields,
         parser_ignores_chunks,
     ],
 )

@@ -12,7 +12,7 @@ from server.raw_http import RawConnection, raw_connection
 from server.running_server import serving
 
 
-async def is_closed(connection: RawConnection) -> bool:
+async def wait_closed(connection: RawConnection) -> bool:
     """Wait until the server has closed the connection."""
     try:
         return not await soon(connection.reader.read(1))
@@ -35,6 +35,6 @@ async def test_silent_connections_are_closed_while_others_are_served(
         assert (await served.get("/healthz")).status == 200
         await until(lambda: len(served.server._limiter) == 6)
         clock.advance(1001)
-        assert [await is_closed(one) for one in silent] == [True] * 5
+        assert [await wait_closed(one) for one in silent] == [True] * 5
         await until(lambda: len(served.server._limiter) <= 1)
         assert (await served.get("/healthz")).status == 200

@@ -25,7 +25,7 @@ class LostConnection:
 
 
 @pytest.mark.rule("CO-31")
-async def test_stop_does_not_interrupt_the_cleanup_of_a_stream_with_a_lost_connection() -> None:
+async def test_stop_does_not_interrupt_the_cleanup_of_a_stream_whose_connection_failed() -> None:
     streams = LiveStreams(AuthGate(DevelopmentAuthenticator(), ManualClock(), ApiLimits()), "events")
     is_cleaning, may_finish = asyncio.Event(), asyncio.Event()
     finished: list[str] = []

@@ -9,7 +9,7 @@ from oncelog.errors import StoreUnavailableError
 from oncelog.server.limits import ApiLimits
 from oncelog.server.rate_limiter import LINES_MAX, LogLimiter
 from oncelog.testing.clock import ManualClock
-from security.raw_websocket import frame, is_closed, upgrade
+from security.raw_websocket import frame, upgrade, wait_closed
 from server.raw_http import raw_connection
 from server.running_server import serving
 
@@ -51,7 +51,7 @@ def test_flush_reports_the_suppressed_rest_of_a_burst_once(caplog: pytest.LogCap
     assert total(written(caplog, "refused")) == 5
 
 
-async def test_garbage_connections_write_a_few_lines_with_their_address(
+async def test_connections_that_send_garbage_write_a_few_lines_with_their_address(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
@@ -79,7 +79,7 @@ async def test_oversized_frames_write_a_few_lines(tmp_path: Path, caplog: pytest
             async with raw_connection(served) as connection:
                 await upgrade(connection, path)
                 connection.send(too_large)
-                assert await is_closed(connection)
+                assert await wait_closed(connection)
         lines = written(caplog, "a frame is larger than limits.frame_bytes_max; the connection is closed")
         assert len(lines) == LINES_MAX
         assert {one.address for one in lines} == {"127.0.0.1"}  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Look-ups by id: the outcome and proof of an event, message, transaction or delta."""
+"""Lookups by id: the outcome and proof of an event, message, transaction or delta."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -23,8 +23,8 @@ MESSAGE_ID: Final = "00000000-0000-4000-8000-000000000001"
 KEY: Final = f"{1:032x}"
 
 
-def proven(answer: Answer) -> dict[str, Any]:
-    """Check the proof in the answer to a look-up and return the answer."""
+def check_proof(answer: Answer) -> dict[str, Any]:
+    """Check the proof in the answer to a lookup, and return the answer."""
     assert answer.status == 200, answer.body
     found: dict[str, Any] = answer.json
     assert verify(decode(orjson.dumps(found["proof"]))).is_valid
@@ -69,7 +69,7 @@ async def push(served: Serving) -> str:
 async def test_event_is_found_by_its_id_with_its_proof(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         await served.commit(item(1, "a", "b"))
-        found = proven(await served.get(f"/v1/events/{event_id(1)}?partition=b&partition=c"))
+        found = check_proof(await served.get(f"/v1/events/{event_id(1)}?partition=b&partition=c"))
         (paged,) = (await served.page("a")).json["events"]
         assert found["event"] == paged
         assert found["proof"]["record"]["position"] == paged["committed_id"]
@@ -105,7 +105,7 @@ async def test_erased_event_is_reported_as_erased(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         await served.commit(item(1, "a"))
         await served.server.log.erase(key=event_id(1))
-        found = proven(await served.get(f"/v1/events/{event_id(1)}?partition=a"))
+        found = check_proof(await served.get(f"/v1/events/{event_id(1)}?partition=a"))
     assert "its content has been erased since" in found["reason"]
     assert (found["event"]["event"], found["proof"]["body"]) == (None, None)
 
@@ -113,8 +113,8 @@ async def test_erased_event_is_reported_as_erased(tmp_path: Path) -> None:
 async def test_message_is_found_by_its_id_and_by_the_id_of_its_client(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         sent = await send(served)
-        by_id = proven(await served.get(f"/v1/chats/tea/messages/{sent['message_id']}"))
-        by_sender = proven(await served.get(f"/v1/chats/tea/messages/{MESSAGE_ID}"))
+        by_id = check_proof(await served.get(f"/v1/chats/tea/messages/{sent['message_id']}"))
+        by_sender = check_proof(await served.get(f"/v1/chats/tea/messages/{MESSAGE_ID}"))
         (listed,) = (await served.get("/v1/chats/tea/messages")).json["messages"]
         assert by_id == by_sender
         assert by_id["message"] == listed
@@ -126,7 +126,7 @@ async def test_message_is_found_by_its_id_and_by_the_id_of_its_client(tmp_path: 
 
 
 @pytest.mark.rule("CO-22", "CH-9")
-async def test_message_look_up_reveals_nothing_to_non_members(tmp_path: Path) -> None:
+async def test_message_lookup_reveals_nothing_to_non_members(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         sent = await send(served)
         await send(served, "milk")
@@ -142,8 +142,8 @@ async def test_transaction_is_found_by_its_id_and_by_its_key(tmp_path: Path) -> 
     async with serving(tmp_path) as served:
         receipt = await write(served)
         path = "/v1/ledger/outcome?organization=acme"
-        by_id = proven(await served.get(f"{path}&tx_id={receipt['committed_tx_id']}"))
-        by_key = proven(await served.get(f"{path}&idempotency_key={KEY}"))
+        by_id = check_proof(await served.get(f"{path}&tx_id={receipt['committed_tx_id']}"))
+        by_key = check_proof(await served.get(f"{path}&idempotency_key={KEY}"))
         query = f"organization=acme&tx_id={receipt['committed_tx_id']}"
         assert by_id == by_key
         assert by_id["transaction"] == (await served.get(f"/v1/ledger/transaction?{query}")).json
@@ -162,7 +162,7 @@ async def test_invalid_transaction_key_is_refused(tmp_path: Path, key: str) -> N
 
 
 @pytest.mark.rule("CO-22")
-async def test_transaction_look_up_requires_read_access_to_the_scope(tmp_path: Path) -> None:
+async def test_transaction_lookup_requires_read_access_to_the_scope(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served:
         writer = {"Authorization": f"Bearer {token(grants={'read': ['*'], 'write': ['*']})}"}
         stranger = {"Authorization": f"Bearer {token(grants={'write': ['ledger/acme']})}"}
@@ -176,25 +176,25 @@ async def test_transaction_look_up_requires_read_access_to_the_scope(tmp_path: P
 async def test_delta_is_found_by_its_id_with_its_proof(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         delta_id = await push(served)
-        found = proven(await served.get(f"/v1/sync/shop/deltas/{delta_id}"))
+        found = check_proof(await served.get(f"/v1/sync/shop/deltas/{delta_id}"))
         assert found["delta"] == (await served.get("/v1/sync/shop/pull")).json["deltas"][0]
         assert found["proof"]["record"]["scope"] == deltas_scope("shop")
         assert UNKNOWN in not_found(await served.get(f"/v1/sync/other/deltas/{delta_id}"))
         assert (await served.get("/v1/sync/shop/deltas/none")).status == 400
         assert (await served.request("POST", "/v1/sync/shop/compact", json={"upto": 1})).status == 200
-        compacted = proven(await served.get(f"/v1/sync/shop/deltas/{delta_id}"))
+        compacted = check_proof(await served.get(f"/v1/sync/shop/deltas/{delta_id}"))
     assert (compacted["delta"], compacted["proof"]["body"]) == (None, None)
 
 
 @pytest.mark.rule("CO-22")
-async def test_delta_look_up_requires_read_access_to_the_gateway(tmp_path: Path) -> None:
+async def test_delta_lookup_requires_read_access_to_the_gateway(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served:
         headers = {"Authorization": f"Bearer {token(grants={'read': ['deltas/other']})}"}
         answer = await served.get(f"/v1/sync/shop/deltas/{'0' * 64}", headers=headers)
     assert answer.status == 403
 
 
-async def test_look_up_during_a_read_failure_can_be_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lookup_during_a_read_failure_can_be_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*_: object, **__: object) -> None:
         raise StoreUnavailableError("no connection")
 

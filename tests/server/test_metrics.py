@@ -14,7 +14,7 @@ from tools.site.reference import generate_page
 
 
 class MeasuredLog:
-    """The attributes of a log that metrics read."""
+    """The attributes of a log that the metrics read."""
 
     def __init__(self, queue_length: int = 0) -> None:
         self.queue_length = queue_length
@@ -45,7 +45,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 
 def test_every_counter_is_exported_under_its_own_name() -> None:
-    """Each counter is increased by a different amount and found under its own name."""
+    """Each counter is increased by a different amount, so that a counter exported under a wrong name is found."""
     shown_as = {
         "frames_received": ("oncelog_frames_received_total",),
         "events_committed": ("oncelog_events_total", "committed"),

@@ -126,7 +126,9 @@ def test_scheme_is_taken_from_a_trusted_proxy_or_the_connection(
         ("https://APP.example.org:443", "http", "log.example.org"),
     ],
 )
-def test_missing_same_and_configured_origins_are_allowed(origin: str | None, scheme: str, host: str | None) -> None:
+def test_missing_origin_same_origin_and_configured_origins_are_allowed(
+    origin: str | None, scheme: str, host: str | None
+) -> None:
     assert is_allowed_origin(origin, scheme, host, APP)
 
 

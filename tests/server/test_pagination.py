@@ -128,7 +128,7 @@ async def test_former_names_are_deprecated_in_the_openapi_document(served: Servi
     assert {"after", "limit"} <= {one["name"] for one in described if not one.get("deprecated")}
 
 
-async def test_pages_of_members_and_messages_have_has_more(served: Serving) -> None:
+async def test_pages_of_members_and_messages_contain_has_more(served: Serving) -> None:
     body = {"chat_id": "tea", "members": ["user:ada", "user:bob"]}
     await served.request("POST", "/v1/chats", json=body)
     first = (await served.get("/v1/chats/tea?limit=2")).json

@@ -70,7 +70,7 @@ async def test_unknown_method_lists_the_allowed_methods(tmp_path: Path, path: st
     assert all(method in found["detail"] for method in allowed)
 
 
-async def test_errors_of_every_api_have_the_path_of_the_fault(tmp_path: Path) -> None:
+async def test_errors_of_every_api_name_the_faulty_field(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         answers = {
             "since": await served.get("/v1/events?partition=a&since=x"),

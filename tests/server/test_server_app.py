@@ -30,14 +30,14 @@ from server.running_server import Serving, api_key, item, numbers, serving
 SHUTDOWN_MS: Final = 600_000
 """The time that a stopping server may wait for accepted requests."""
 SHUTDOWN_S: Final = 60.0
-"""Guards against a hang. It is less than `SHUTDOWN_MS`, because an orderly stop takes milliseconds."""
+"""Guards against a hang. It is less than `SHUTDOWN_MS`, because a normal stop takes milliseconds."""
 
 
 # --- health and metrics ---------------------------------------------------------------------------------------
 
 
 @BOTH_STORES
-async def test_root_health_and_readiness_are_served(tmp_path: Path) -> None:
+async def test_root_page_health_and_readiness_are_served(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         assert (await served.get("/")).json == {
             "oncelog": "1.0",
@@ -60,11 +60,11 @@ async def test_server_is_not_ready_while_the_log_cannot_be_read(
 ) -> None:
     async with serving(tmp_path) as served:
 
-        async def broken() -> None:
+        async def fail_read() -> None:
             raise StoreUnavailableError("the disk is gone")
 
         with monkeypatch.context() as patched:
-            patched.setattr(served.server.log._store, "heads", broken)
+            patched.setattr(served.server.log._store, "heads", fail_read)
             answer = await served.get("/readyz")
             assert (answer.status, answer.json) == (503, {"status": "the store cannot be read"})
             assert (await served.get("/healthz")).status == 200
@@ -159,7 +159,7 @@ def make_certificate(directory: Path, name: str) -> TlsSettings:
     return TlsSettings(certificate=str(directory / "chain.pem"), private_key=str(directory / "key.pem"))
 
 
-async def name_served(served: Serving) -> str:
+async def certificate_subject(served: Serving) -> str:
     """Return the subject name of the certificate that a new connection receives."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -185,10 +185,10 @@ async def test_tls_server_reloads_its_certificate(tmp_path: Path) -> None:
         assert (await client.sync("a"))["events"][0]["committed_id"] == 1
         assert (await served.page("a", headers={"Origin": served.url})).status == 200
         assert (await served.page("a", headers={"Origin": served.url.replace("https", "http")})).status == 403
-        assert await name_served(served) == "first"
+        assert await certificate_subject(served) == "first"
         make_certificate(tmp_path, "second")
         served.server.reload()
-        assert await name_served(served) == "second"
+        assert await certificate_subject(served) == "second"
         # Existing connections remain open.
         assert numbers(await client.submit(item(2))) == [2]
         assert await served.commit(item(3)) == [3]
@@ -222,11 +222,11 @@ async def test_reload_of_a_bad_certificate_reports_the_file_and_keeps_the_old_on
         served.server.reload()
         expected = problem.format(tmp_path)
         assert f"not reloaded: tls.certificate and tls.private_key cannot be used: {expected}" in caplog.text
-        assert await name_served(served) == "first"
+        assert await certificate_subject(served) == "first"
 
 
 async def test_certificate_and_key_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replacing the files while OpenSSL loads them cannot mix two certificates."""
+    """Files that are replaced while OpenSSL loads them cannot mix two certificates."""
     tls = make_certificate(tmp_path, "first")
     pem = (tmp_path / "key.pem").read_bytes(), (tmp_path / "chain.pem").read_bytes()
     new_context = tls_module._new_context
@@ -237,7 +237,7 @@ async def test_certificate_and_key_are_read_once(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(tls_module, "_new_context", replace_files)
     async with serving(tmp_path, tls=tls) as served:
-        assert await name_served(served) == "first"
+        assert await certificate_subject(served) == "first"
         assert served.server._certificate.pem == pem
 
 
@@ -245,7 +245,7 @@ async def test_server_does_not_start_with_a_bad_certificate(tmp_path: Path) -> N
     tls = TlsSettings(certificate=str(tmp_path / "none"), private_key=str(tmp_path / "none"))
     with pytest.raises(SettingsError, match=r"tls\.certificate"):
         async with serving(tmp_path, tls=tls):
-            pytest.fail("it started")
+            pytest.fail("the server started")
 
 
 # --- reload ----------------------------------------------------------------------------------------------
@@ -298,14 +298,14 @@ async def test_bad_certificate_does_not_prevent_the_reload_of_api_keys(
         assert caplog.text.count("not reloaded: tls.certificate and tls.private_key cannot be used") == 1
         with pytest.raises(AuthError):
             served.server._authenticator.authenticate(key.text)
-        assert await name_served(served) == "first"
+        assert await certificate_subject(served) == "first"
 
 
 # --- stop ------------------------------------------------------------------------------------------------
 
 
 async def stop(server: Server) -> None:
-    """Stop the server in less time than it may wait for accepted requests."""
+    """Stop the server, and assert that it takes less time than it may wait for accepted requests."""
     await asyncio.wait_for(server.stop(), SHUTDOWN_S)
 
 
@@ -336,7 +336,7 @@ async def test_stopping_server_answers_accepted_submits(tmp_path: Path, monkeypa
 async def test_stopping_server_waits_until_accepted_submits_have_their_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A result is written only after earlier broadcasts, so possibly some time after the commit."""
+    """A result is written only after earlier broadcasts, and therefore possibly some time after the commit."""
     async with serving(tmp_path) as served:
         client = await served.connected()
         gate = served.hold_commits(monkeypatch)
@@ -455,14 +455,14 @@ async def test_second_server_on_the_same_port_is_refused(tmp_path: Path) -> None
         port = served.port
         with pytest.raises(SettingsError, match=f"cannot listen on 127.0.0.1:{port}: "):
             async with serving(tmp_path / "other", port=port):
-                pytest.fail("it started")
+                pytest.fail("the server started")
         assert await served.commit(item(1)) == [1]
 
 
 async def test_server_does_not_start_without_its_store(tmp_path: Path) -> None:
     with pytest.raises(OncelogError):
         async with serving(tmp_path, store=str(tmp_path / "none" / "events.db")):
-            pytest.fail("it started")
+            pytest.fail("the server started")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from server.running_server import Serving, SocketClient, item, numbers, serving
 
 HANDBOOK: Final = Path(__file__).parent.parent.parent / "docs" / "reference" / "http.md"
 DOCUMENTED_MS: Final = 1_794_808_200_000
-"""The time in the handbook's answers."""
+"""The time that the answers in the handbook show."""
 
 
 # --- documented examples ----------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ async def test_documented_curl_examples_work(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", curl.kinds())
 async def test_curl_reports_http_and_connection_errors(tmp_path: Path, kind: str) -> None:
-    """Otherwise the test of the examples would pass with a broken example."""
+    """If curl did not report errors, the test of the examples would accept a broken example."""
     environment = curl.environment_with(kind, ENVIRONMENT, tmp_path)
     async with serving(tmp_path, shutdown_ms=600_000) as served:
         assert await run_curl(f"curl -s {served.url}/nowhere", environment) == (curl.REFUSED, "")

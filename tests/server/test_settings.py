@@ -40,12 +40,12 @@ OPEN = {"development": "true"}
 TOKENS = {"tokens.algorithms": "EdDSA", "tokens.key_files": "pem:keys.pem"}
 
 
-def flags(**overrides: str) -> ServerSettings:
+def load_flags(**overrides: str) -> ServerSettings:
     """Load settings from the command line, in development mode. `limits__poll_ms` means `limits.poll_ms`."""
     return load(None, {}, {**OPEN, **{name.replace("__", "."): text for name, text in overrides.items()}})
 
 
-def file_of(tmp_path: Path, text: str) -> str:
+def settings_file(tmp_path: Path, text: str) -> str:
     path = tmp_path / "oncelog.toml"
     path.write_text(text, encoding="utf-8")
     return str(path)
@@ -62,7 +62,7 @@ def refusal(
 # --- sources -------------------------------------------------------------------------------------------------
 
 
-def test_default_settings() -> None:
+def test_settings_have_the_documented_defaults() -> None:
     assert load(None, {}, OPEN) == ServerSettings(development=True)
     settings = ServerSettings(development=True)
     assert (settings.store, settings.host, settings.port) == ("oncelog.db", "127.0.0.1", 7171)
@@ -70,7 +70,7 @@ def test_default_settings() -> None:
 
 
 def test_command_line_overrides_the_environment_and_the_file(tmp_path: Path) -> None:
-    path = file_of(tmp_path, 'port = 1\nstore = "1"\nhost = "::1"\ndevelopment = true\n[limits]\npoll_ms = 1\n')
+    path = settings_file(tmp_path, 'port = 1\nstore = "1"\nhost = "::1"\ndevelopment = true\n[limits]\npoll_ms = 1\n')
     environment = {"ONCELOG_PORT": "2", "ONCELOG_STORE": "2", "ONCELOG_LIMITS__POLL_MS": "2", "HOME": "/"}
     settings = load(path, environment, {"port": "3"})
     assert (settings.port, settings.store, settings.host, settings.engine_limits.poll_ms) == (3, "2", "::1", 2)
@@ -78,14 +78,14 @@ def test_command_line_overrides_the_environment_and_the_file(tmp_path: Path) -> 
 
 
 def test_list_from_a_later_source_replaces_the_earlier_list(tmp_path: Path) -> None:
-    path = file_of(tmp_path, 'development = true\norigins = ["https://a", "https://b"]')
+    path = settings_file(tmp_path, 'development = true\norigins = ["https://a", "https://b"]')
     assert load(path, {}, {}).origins == ("https://a", "https://b")
     assert load(path, {"ONCELOG_ORIGINS": "https://c"}, {}).origins == ("https://c",)
     assert load(path, {"ONCELOG_ORIGINS": ""}, {}).origins == ()
 
 
 def test_empty_variable_resets_an_optional_setting(tmp_path: Path) -> None:
-    path = file_of(tmp_path, 'development = true\nvalidate = "a.b:c"')
+    path = settings_file(tmp_path, 'development = true\nvalidate = "a.b:c"')
     assert load(path, {}, {}).validate == "a.b:c"
     assert load(path, {"ONCELOG_VALIDATE": ""}, {}).validate is None
 
@@ -117,7 +117,7 @@ def sample(setting: SettingDescription) -> tuple[str, Any]:
     }.get(setting.name, ("other", "other"))
 
 
-def kept(settings: ServerSettings, name: str) -> Any:
+def setting_value(settings: ServerSettings, name: str) -> Any:
     table, _, field = name.rpartition(".")
     if table == "limits":
         return getattr(settings.engine_limits if hasattr(Limits(), field) else settings.api_limits, field)
@@ -132,14 +132,14 @@ def test_every_setting_can_be_set_in_every_source(name: str, tmp_path: Path) -> 
     others = {**OPEN, "tls.certificate": "c", "tls.private_key": "k", "limits.request_events_max": "1", **TOKENS}
     others["limits.request_members_max"] = "1"
     others.pop(name, None)
-    assert kept(load(None, {}, {**others, name: text}), name) == value
-    assert kept(load(None, {to_variable(name): text}, others), name) == value
+    assert setting_value(load(None, {}, {**others, name: text}), name) == value
+    assert setting_value(load(None, {to_variable(name): text}, others), name) == value
     table, _, field = name.rpartition(".")
     quoted = text.lower() if NAMES[name].kind in ("whole number", "true or false") else f'"{text}"'
     if NAMES[name].kind.startswith("list"):
         quoted = str([one.strip() for one in text.split(",")])
     written = f"[{table}]\n{field} = {quoted}" if table else f"{field} = {quoted}"
-    assert kept(load(file_of(tmp_path, written), {}, others), name) == value
+    assert setting_value(load(settings_file(tmp_path, written), {}, others), name) == value
 
 
 def test_environment_variable_names_are_distinct() -> None:
@@ -152,10 +152,10 @@ def test_environment_variable_names_are_distinct() -> None:
 
 
 def test_unknown_setting_is_refused_with_a_suggestion(tmp_path: Path) -> None:
-    path = file_of(tmp_path, "[limits]\nqueue_item_max = 1")
+    path = settings_file(tmp_path, "[limits]\nqueue_item_max = 1")
     assert refusal(path) == (f"{path}: unknown setting 'limits.queue_item_max'; did you mean limits.queue_items_max?")
-    assert "'limts'" in refusal(file_of(tmp_path, "[limts]"))
-    assert "'limits.more'" in refusal(file_of(tmp_path, "[limits.more]"))
+    assert "'limts'" in refusal(settings_file(tmp_path, "[limts]"))
+    assert "'limits.more'" in refusal(settings_file(tmp_path, "[limits.more]"))
     assert refusal(None, {"ONCELOG_PROT": "1"}) == (
         "environment: unknown setting 'ONCELOG_PROT'; did you mean ONCELOG_PORT?"
     )
@@ -260,7 +260,7 @@ def test_wrong_value_is_refused_with_its_name_source_and_limit(name: str, text: 
     ],
 )
 def test_wrong_value_in_a_file_is_refused_with_its_path(text: str, message: str, tmp_path: Path) -> None:
-    path = file_of(tmp_path, text)
+    path = settings_file(tmp_path, text)
     assert refusal(path, {}, {}).startswith(f"{path}: {message}")
 
 
@@ -268,12 +268,12 @@ def test_unreadable_or_malformed_file_is_refused(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing.toml")
     assert refusal(missing) == f"{missing} cannot be read: No such file or directory"
     assert refusal(str(tmp_path)) == f"{tmp_path} is not a file"
-    path = file_of(tmp_path, "port = = 1")
+    path = settings_file(tmp_path, "port = = 1")
     assert re.search(r"is not valid TOML: .*line 1", refusal(path))
-    assert "is not valid TOML" in refusal(file_of(tmp_path, "port = 1\nport = 2"))
-    assert "is not valid TOML" in refusal(file_of(tmp_path, "port = " + "9" * 5000))
-    assert "nested too deeply" in refusal(file_of(tmp_path, "port = " + "[" * 100_000))
-    assert "is larger than" in refusal(file_of(tmp_path, "#" * (SETTINGS_FILE_BYTES_MAX + 1)))
+    assert "is not valid TOML" in refusal(settings_file(tmp_path, "port = 1\nport = 2"))
+    assert "is not valid TOML" in refusal(settings_file(tmp_path, "port = " + "9" * 5000))
+    assert "nested too deeply" in refusal(settings_file(tmp_path, "port = " + "[" * 100_000))
+    assert "is larger than" in refusal(settings_file(tmp_path, "#" * (SETTINGS_FILE_BYTES_MAX + 1)))
 
 
 def test_error_for_a_non_utf_8_file_does_not_quote_it(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_arbitrary_text_is_accepted_or_refused_with_its_setting(name: str, text:
 @pytest.mark.rule("CO-21")
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost", "LocalHost"])
 def test_development_mode_is_allowed_on_loopback(host: str) -> None:
-    assert flags(host=host).host == host
+    assert load_flags(host=host).host == host
 
 
 @pytest.mark.rule("CO-21")
@@ -350,17 +350,17 @@ def test_tokens_need_algorithms_and_keys(missing: str) -> None:
 def test_certificate_and_private_key_must_be_set_together() -> None:
     for name in ("certificate", "private_key"):
         assert "set together" in refusal(None, {}, {**OPEN, f"tls.{name}": "a.pem"})
-    tls = flags(tls__certificate="a.pem", tls__private_key="b.pem").tls
+    tls = load_flags(tls__certificate="a.pem", tls__private_key="b.pem").tls
     assert (tls.certificate, tls.private_key) == ("a.pem", "b.pem")
 
 
 def test_api_request_limit_must_not_exceed_the_log_limit() -> None:
     message = refusal(None, {}, {**OPEN, "limits.request_items_max": "999"})
     assert "limits.request_events_max (1000) must not exceed limits.request_items_max (999)" in message
-    assert flags(limits__request_items_max="1000").engine_limits.request_items_max == 1000
+    assert load_flags(limits__request_items_max="1000").engine_limits.request_items_max == 1000
 
 
-def test_settings_built_in_code_are_validated_too() -> None:
+def test_settings_built_in_code_are_also_validated() -> None:
     for wrong in ({"port": -1}, {"origins": ("*",)}, {"host": "0.0.0.0"}, {"development": False}):  # noqa: S104
         with pytest.raises(SettingsError):
             ServerSettings(**{"development": True, **wrong})  # type: ignore[arg-type]
@@ -407,7 +407,7 @@ def test_engine_and_api_limits_have_distinct_names() -> None:
 
 @pytest.mark.rule("CO-24")
 def test_origins_and_proxies_are_normalized() -> None:
-    settings = flags(origins="HTTPS://App.Example.Org:443,http://b:8080", trusted_proxies="10.0.0.0/8, ::1")
+    settings = load_flags(origins="HTTPS://App.Example.Org:443,http://b:8080", trusted_proxies="10.0.0.0/8, ::1")
     assert [*map(normalize_origin, settings.origins)] == ["https://app.example.org", "http://b:8080"]
     assert [str(one) for one in parse_networks(settings.trusted_proxies)] == ["10.0.0.0/8", "::1/128"]
 
@@ -476,7 +476,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
 
 def test_documented_settings_file_is_valid(tmp_path: Path) -> None:
     *_, example = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    settings = load(file_of(tmp_path, example), {}, {})
+    settings = load(settings_file(tmp_path, example), {}, {})
     assert set(tomllib.loads(example)) >= {"log", "tls", "tokens", "api_keys", "limits"}
     assert settings.tokens is not None
     assert settings.tokens.key_files[0] == KeyFile("keys/login.pem", KeyKind.PEM, "2026-11")
@@ -532,4 +532,4 @@ def test_two_listeners_on_one_port_are_refused_with_both_setting_names(given: di
     ],
 )
 def test_listeners_on_different_ports_are_accepted(given: dict[str, str]) -> None:
-    assert flags(**given).port == int(given.get("port", "7171"))
+    assert load_flags(**given).port == int(given.get("port", "7171"))

@@ -31,22 +31,22 @@ def get(path: str) -> bytes:
 EVENT: Final = post(json.dumps({"events": [item(1)]}).encode(), path="/v1/events")
 MESSAGE: Final = json.dumps({"client_message_id": "2d8e6b3a-52a5-4c70-9c2e-0a8b6f1d7e55", "content": "hi"}).encode()
 REQUESTS: Final = {
-    "ledger, quick": post(write(1)),
+    "ledger, fast path": post(write(1)),
     "ledger": post(write(1), "X-Forwarded-For: 10.0.0.1"),
-    "ledger, reading": get("/v1/ledger/client-state?organization=acme&client_id=c1"),
+    "ledger, read": get("/v1/ledger/client-state?organization=acme&client_id=c1"),
     "events": EVENT,
-    "events, reading": get("/v1/events?partition=a"),
+    "events, read": get("/v1/events?partition=a"),
     "events, stream": get("/v1/events/stream?partition=a"),
     "deltas": post(b'{"deltas": []}', path="/v1/sync/shop/push"),
-    "deltas, reading": get("/v1/sync/shop/rows/products"),
+    "deltas, read": get("/v1/sync/shop/rows/products"),
     "chat": post(MESSAGE, "Authorization: Bearer ann", path="/v1/chats/tea/messages"),
-    "chat, reading": get("/v1/chats/tea/messages"),
+    "chat, read": get("/v1/chats/tea/messages"),
 }
 
 
 @asynccontextmanager
 async def stop_in_background(served: Serving) -> AsyncIterator["asyncio.Task[None]"]:
-    """Begin to stop the server, and check at the end of the block that it has stopped."""
+    """Begin to stop the server. At the end of the block, assert that it has stopped."""
     task = asyncio.create_task(served.server.stop())
     await until(lambda: served.server.is_closing)
     yield task
@@ -55,7 +55,7 @@ async def stop_in_background(served: Serving) -> AsyncIterator["asyncio.Task[Non
 
 
 async def expect_final_refusal(client: RawConnection) -> None:
-    """Check that the next answer is a temporary refusal and the last answer on the connection."""
+    """Assert that the next answer is a temporary refusal and the last answer on the connection."""
     status, headers, _ = await client.read_answer()
     assert (status, headers["Connection"], headers["Retry-After"]) == (503, "close", "1")
     assert await soon(client.reader.read()) == b""
@@ -76,7 +76,7 @@ def run_server(tmp_path: Path, **settings: Any) -> Any:
     return serving(tmp_path, development=True, shutdown_ms=SHUTDOWN_MS, **settings)
 
 
-@pytest.mark.parametrize("first", [post(write(1, client="before")), get("/healthz")], ids=["quick", "aiohttp"])
+@pytest.mark.parametrize("first", [post(write(1, client="before")), get("/healthz")], ids=["fast-path", "aiohttp"])
 async def test_requests_during_a_pending_commit_are_refused_by_every_api(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
@@ -98,7 +98,7 @@ async def test_requests_during_a_pending_commit_are_refused_by_every_api(
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_request_that_arrives_during_the_stop_is_answered(
+async def test_request_that_arrives_during_shutdown_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """No request is in flight when the stop begins, and the server exits once the last client has disconnected."""
@@ -114,7 +114,7 @@ async def test_request_that_arrives_during_the_stop_is_answered(
             await expect_final_refusal(client)
 
 
-async def test_idle_connections_do_not_delay_the_stop(tmp_path: Path) -> None:
+async def test_idle_connections_do_not_delay_shutdown(tmp_path: Path) -> None:
     async with (
         run_server(tmp_path) as served,
         open_connections(served, 2, get("/healthz")) as clients,
@@ -130,7 +130,7 @@ async def test_stopping_server_answers_a_slow_read(tmp_path: Path, monkeypatch: 
     gate, order = Gate(), list[str]()
     gate.shut()
 
-    async def held(*arguments: Any) -> RecordViewPage:
+    async def hold_read(*arguments: Any) -> RecordViewPage:
         await gate()
         order.append("read")
         return await read_brief(*arguments)
@@ -141,7 +141,7 @@ async def test_stopping_server_answers_a_slow_read(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(Server, "_linger", lingering)
     async with run_server(tmp_path) as served, open_connections(served, 2, get("/healthz")) as (client, other):
-        monkeypatch.setattr(SqliteStore, "read_views", held)
+        monkeypatch.setattr(SqliteStore, "read_views", hold_read)
         client.send(get("/v1/events?partition=a"))
         await soon(gate.reached.wait())
         async with stop_in_background(served):
@@ -154,7 +154,7 @@ async def test_stopping_server_answers_a_slow_read(tmp_path: Path, monkeypatch: 
         assert order == ["read", "lingers"]
 
 
-async def test_incomplete_body_does_not_delay_the_stop(tmp_path: Path) -> None:
+async def test_incomplete_body_does_not_delay_shutdown(tmp_path: Path) -> None:
     async with run_server(tmp_path) as served, raw_connection(served) as client:
         client.send(post(b'{"events": [', "Content-Length: 100", path="/v1/events"))
         await until(lambda: bool(served.server._gate.open_requests))
@@ -162,7 +162,7 @@ async def test_incomplete_body_does_not_delay_the_stop(tmp_path: Path) -> None:
             pass
 
 
-async def test_open_socket_and_stream_do_not_delay_the_stop(tmp_path: Path) -> None:
+async def test_open_socket_and_stream_do_not_delay_shutdown(tmp_path: Path) -> None:
     async with run_server(tmp_path) as served:
         socket = await served.connected()
         stream = await served.stream("a")
@@ -172,12 +172,12 @@ async def test_open_socket_and_stream_do_not_delay_the_stop(tmp_path: Path) -> N
             assert await socket.wait_closed() == 1001
 
 
-async def test_connections_not_yet_accepted_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_in_the_accept_queue_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel has accepted the connection and the request, so closing the listener would reset the connection."""
     monkeypatch.setattr(servers, "LINGER_S", SHUTDOWN_MS / 1000)
     async with serving(tmp_path, shutdown_ms=SHUTDOWN_MS) as served:
         clients = []
-        for _ in range(50):  # without an event-loop iteration, in which the server would accept them
+        for _ in range(50):  # The event loop does not iterate in between, so the server has not accepted them.
             client = socket.create_connection(("127.0.0.1", served.port))
             client.sendall(EVENT)
             client.setblocking(False)

@@ -31,7 +31,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 BEGIN = ("ERROR", "the log could not serve a request: no room")
 
 
-def over(count: int) -> tuple[str, str]:
+def end_record(count: int) -> tuple[str, str]:
     return ("WARNING", f"the log serves requests again, after {count} failed requests")
 
 
@@ -49,19 +49,19 @@ def test_start_and_end_of_a_failure_are_logged_once(failures: StoreFailures, cap
     assert lines(caplog) == [BEGIN]
     failures.poll()
     failures.poll()
-    assert lines(caplog) == [BEGIN, over(4)]
+    assert lines(caplog) == [BEGIN, end_record(4)]
     to_api_error(DiskFullError("no room"))
-    assert lines(caplog) == [BEGIN, over(4), BEGIN]
+    assert lines(caplog) == [BEGIN, end_record(4), BEGIN]
 
 
-def test_different_failure_reason_is_logged_too(failures: StoreFailures, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_failure_reason_is_also_logged(failures: StoreFailures, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         to_api_error(DiskFullError("no room"))
         to_api_error(StoreUnavailableError("an I/O error"))
     assert lines(caplog) == [BEGIN, ("ERROR", "the log could not serve a request: an I/O error")]
     for _ in range(QUIET_POLLS + 1):
         failures.poll()
-    assert lines(caplog)[2:] == [over(4)]
+    assert lines(caplog)[2:] == [end_record(4)]
 
 
 @pytest.mark.usefixtures("failures")
@@ -88,16 +88,16 @@ def test_end_is_not_logged_without_a_failure(failures: StoreFailures, caplog: py
 async def test_server_logs_a_full_disk_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def full(*_: object) -> None:
+    async def fail_with_full_disk(*_: object) -> None:
         raise DiskFullError("no room")
 
     async with serving(tmp_path) as served:
         with monkeypatch.context() as patched:
-            patched.setattr(SqliteStore, "commit", full)
+            patched.setattr(SqliteStore, "commit", fail_with_full_disk)
             for number in range(1, 6):
                 assert (await served.submit(item(number))).refusal == (500, "server_error")
         assert BEGIN in lines(caplog)
         assert (await served.submit(item(1))).status in {200, 503}
         for _ in range(QUIET_POLLS + 1):
             served.server.run_checks()
-        assert [line for line in lines(caplog) if line[1].startswith("the log ")] == [BEGIN, over(5)]
+        assert [line for line in lines(caplog) if line[1].startswith("the log ")] == [BEGIN, end_record(5)]

@@ -20,7 +20,7 @@ from server.rejecting_store import MARK, reject_marked_bodies
 from server.running_server import item, serving
 
 
-def bad(number: int) -> Submission:
+def unstorable_item(number: int) -> Submission:
     return event(number, MARK)
 
 
@@ -30,14 +30,14 @@ async def test_only_the_write_that_the_store_rejects_is_refused(tmp_path: Path) 
     place = log_at(tmp_path / "log.db")
     await reject_marked_bodies(place)
     async with open_log(place) as log:
-        writes = [bad(number) if number == 5 else event(number) for number in range(1, 9)]
+        writes = [unstorable_item(number) if number == 5 else event(number) for number in range(1, 9)]
         verdicts = await asyncio.gather(*map(log.submit, writes))
         for write, verdict in zip(writes, verdicts, strict=True):
-            if write.key == bad(5).key:
+            if write.key == unstorable_item(5).key:
                 assert "retrying does not help" in assert_refused(verdict, Reason.UNSTORABLE).message
             else:
                 assert_committed(verdict)
-        assert_refused(await log.submit(bad(5)), Reason.UNSTORABLE)
+        assert_refused(await log.submit(unstorable_item(5)), Reason.UNSTORABLE)
         assert len((await log.read()).records) == 7
         assert_committed(await log.submit(event(5)))
 
@@ -48,13 +48,15 @@ async def test_item_that_the_store_rejects_is_refused_according_to_the_request_m
     place = log_at(tmp_path / "log.db")
     await reject_marked_bodies(place)
     async with open_log(place) as log:
-        each = await log.submit_many([event(1), bad(2), event(3), bad(4), event(5)])
+        each = await log.submit_many([event(1), unstorable_item(2), event(3), unstorable_item(4), event(5)])
         assert [type(one).__name__ for one in each] == ["Committed", "Refused", "Committed", "Refused", "Committed"]
-        until = await log.submit_many([event(11), event(12), bad(13), event(14), event(15)], Mode.UNTIL_REFUSED)
+        until = await log.submit_many(
+            [event(11), event(12), unstorable_item(13), event(14), event(15)], Mode.UNTIL_REFUSED
+        )
         assert [type(one).__name__ for one in until[:2]] == ["Committed"] * 2
         assert_refused(until[2], Reason.UNSTORABLE)
         assert {assert_refused(one, Reason.NOT_PROCESSED).index for one in until[3:]} == {2}
-        together = await log.submit_many([event(21), bad(22)], Mode.ALL)
+        together = await log.submit_many([event(21), unstorable_item(22)], Mode.ALL)
         for one in together:
             assert_refused(one, Reason.UNSTORABLE)
         assert len((await log.read()).records) == 5
@@ -68,7 +70,7 @@ async def test_split_request_that_exceeds_a_limit_is_retryable_and_its_retry_suc
     place, clock = log_at(tmp_path / "log.db"), ManualClock()
     await reject_marked_bodies(place)
     rate = Rate(per_second=1, burst=3)
-    writes = [replace(one, actor="user:ann", rate=rate) for one in (event(1), event(2), bad(3), event(4))]
+    writes = [replace(one, actor="user:ann", rate=rate) for one in (event(1), event(2), unstorable_item(3), event(4))]
     async with open_log(place, clock=clock) as log:
         with pytest.raises(StoreUnavailableError, match=r"a limit was reached .*; submit it again"):
             await log.submit_many(writes, is_admitted_whole=True)
@@ -120,16 +122,16 @@ async def test_event_that_the_store_rejects_is_rejected_over_http_and_websocket(
 
 @BOTH_STORES
 @pytest.mark.rule("CO-34", "DE-6")
-async def test_rejected_push_of_several_deltas_blames_no_single_delta(tmp_path: Path) -> None:
+async def test_rejected_push_of_several_deltas_blames_no_particular_delta(tmp_path: Path) -> None:
     await reject_marked_bodies(log_at(tmp_path / "events.db"))
     async with serving(tmp_path) as served:
         gateway = Gateway(served.session, served.url, "shop")
-        good, bad = change(1, name="tea"), change(2, name=MARK)
-        answer = await gateway.push(good, bad)
+        good, unstorable_item = change(1, name="tea"), change(2, name=MARK)
+        answer = await gateway.push(good, unstorable_item)
         assert (answer.status, answer.json["code"]) == (413, "TOO_LARGE")
         assert "index" not in answer.json
         assert "the store cannot hold one of these 2 deltas; nothing was written" in answer.json["error"]
-        answer = await gateway.push(bad)
+        answer = await gateway.push(unstorable_item)
         assert (answer.status, answer.json["code"], answer.json["index"]) == (400, "BAD_REQUEST", 0)
         assert "retrying does not help" in answer.json["error"]
         assert await gateway.push_accepted(good) == [(1, False)]

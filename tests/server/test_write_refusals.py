@@ -43,7 +43,7 @@ MIB: Final = 2**20
 
 
 @asynccontextmanager
-async def ways(served: Serving) -> AsyncIterator[dict[str, Write]]:  # noqa: C901 - one function per API
+async def write_functions_of(served: Serving) -> AsyncIterator[dict[str, Write]]:  # noqa: C901 - one function per API
     """Return a write function for each of the server's APIs."""
     socket = await served.connected()
     ledger = LedgerServer(served, GRPC)
@@ -110,7 +110,7 @@ async def ways(served: Serving) -> AsyncIterator[dict[str, Write]]:  # noqa: C90
 @BOTH_STORES
 @pytest.mark.rule("CO-15", "CO-18", "CO-30")
 async def test_read_only_server_refuses_new_writes_in_every_api_and_answers_retries(tmp_path: Path) -> None:
-    async with serving(tmp_path, cache_entries_max=0) as served, ways(served) as write_functions:
+    async with serving(tmp_path, cache_entries_max=0) as served, write_functions_of(served) as write_functions:
         assert list(write_functions) == list(WAYS)
         for number, write in enumerate(write_functions.values(), 1):
             assert await write(number) is None
@@ -142,7 +142,7 @@ async def test_server_is_read_only_while_the_disk_is_nearly_full(
     free = 300 * MIB
     monkeypatch.setattr(SqliteDriver, "get_free_bytes", lambda *_: free)
     disk = replace(DISK_DEFAULTS, look_ms=1)
-    async with serving(tmp_path, disk=disk) as served, ways(served) as write_functions:
+    async with serving(tmp_path, disk=disk) as served, write_functions_of(served) as write_functions:
         for number, write in enumerate(write_functions.values(), 1):
             assert await write(number) is None
         free = 256 * MIB - 1
@@ -176,8 +176,11 @@ def tenant_of(way: str) -> str:
 @pytest.mark.rule("CO-15", "CO-18", "CO-30")
 @pytest.mark.parametrize("limit", ["records_max", "bytes_max", "new_writes_per_second_max"])
 async def test_every_api_reports_tenant_limit_and_usage_for_an_exceeded_quota(tmp_path: Path, limit: str) -> None:
-    # The clock stands still, so the rate allows no further write as time passes.
-    async with serving(tmp_path, clock=ManualClock(), cache_entries_max=0) as served, ways(served) as write_functions:
+    # The clock is stopped, so the rate allows no further write as time passes.
+    async with (
+        serving(tmp_path, clock=ManualClock(), cache_entries_max=0) as served,
+        write_functions_of(served) as write_functions,
+    ):
         log = served.server.log
         await log.set_tenants([Tenant(prefix) for prefix in TENANTS])
         for number, write in enumerate(write_functions.values(), 1):
@@ -368,18 +371,18 @@ async def test_last_quota_change_wins_while_usage_is_being_counted(
         server, log = served.server, served.server.log
         counted, set_tenants = asyncio.Event(), log.set_tenants
 
-        async def slow(tenants: Sequence[Tenant], actor: str) -> bool:
+        async def count_slowly(tenants: Sequence[Tenant], actor: str) -> bool:
             await counted.wait()
             return await set_tenants(tenants, actor)
 
-        monkeypatch.setattr(log, "set_tenants", slow)
+        monkeypatch.setattr(log, "set_tenants", count_slowly)
         for bytes_max in (20, 30):
             server._reloader.apply_settings(replace(server.settings, tenants=(Tenant("a", bytes_max=bytes_max),)))
         counted.set()
         await until(lambda: server._reloader._tenants_task is None)
         assert [tenant.bytes_max for tenant, _ in await log.usage()] == [30]
         assert metric(await measured(served), "oncelog_tenant_bytes_max", tenant="a") == 30
-        assert await set_tenants([])  # as another server would
+        assert await set_tenants([])  # as if by another server
         server._reloader.apply_settings(server.settings)
         await until(lambda: server._reloader._tenants_task is None)
         assert [tenant.bytes_max for tenant, _ in await log.usage()] == [30], "the same settings restore the quota"

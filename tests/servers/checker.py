@@ -17,7 +17,7 @@ from typing import Any, Final
 
 COMMITTED: Final = "committed"
 REFUSED: Final = "refused"
-"""The id is stored with different content."""
+"""The id is stored, but with different content."""
 UNKNOWN: Final = "unknown"
 
 
@@ -33,7 +33,7 @@ class Call:
     ended: int
     answer: str
     position: int = 0
-    """Only if the answer is COMMITTED."""
+    """Set only if the answer is COMMITTED."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ def standby_server() -> Iterator[str]:
 
 @pytest.fixture
 async def address(standby_server: str) -> str:
-    """Address of a log that already exists. Creating it could exceed the short timeouts of the tests."""
+    """Address of a log that already exists, because creating it could exceed the short timeouts of the tests."""
     found = str(await create_schema(standby_server))
     async with open_log(found):
         return found

@@ -17,7 +17,7 @@ START_TRIES: Final = 10
 
 @asynccontextmanager
 async def running_servers(*addresses: str, **limits: int) -> AsyncIterator[list[ServerProcess]]:
-    """Start a server for each address concurrently, and kill all servers when the block ends."""
+    """Start one server for each address concurrently. At the end of the block, kill all servers."""
     arguments = [*DEVELOPMENT, *(f"--set=limits.{name}={value}" for name, value in {**HURRY, **limits}.items())]
     found = [ServerProcess(address, arguments, start_tries=START_TRIES) for address in addresses]
     try:

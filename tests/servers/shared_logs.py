@@ -19,7 +19,7 @@ from oncelog.testing.postgres_proxy import PostgresProxy
 T = TypeVar("T")
 
 LONG_MS: Final = 1_000_000
-"""Longer than any test runs. A test of a timeout shortens only that timeout."""
+"""Longer than any test. A test of a timeout shortens only that timeout."""
 
 
 def event(number: int, partition: str = "a", **members: Any) -> Submission:
@@ -35,7 +35,7 @@ def limits(**changed: int) -> Limits:
 @asynccontextmanager
 async def open_proxied_log(address: str, **changed: int) -> AsyncIterator[tuple[PostgresProxy, Log]]:
     """Open a log whose sessions connect through a proxy."""
-    if changed:  # short timeouts may not suffice to create the log
+    if changed:  # The short timeouts may be too short for creating the log.
         async with open_log(address, limits=limits()):
             pass
     async with PostgresProxy(address) as proxy:
@@ -56,7 +56,9 @@ async def fetch_rows(address: str, statement: str, *parameters: Any) -> list[tup
 
 
 async def fetch_rows_from_primary(addresses: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-    """Run a statement on the primary of a cluster. Wait for a primary, because the servers may be restarting."""
+    """Run a statement on the primary of a cluster. Wait until there is a primary, because the servers may be
+    restarting.
+    """
 
     async def rows() -> tuple[list[tuple[Any, ...]]] | None:
         try:
@@ -81,15 +83,15 @@ async def positions(address: str) -> dict[int, list[int]]:
     return found
 
 
-def place(verdict: Verdict) -> int:
-    """Check that a verdict is successful, and return its position."""
+def position_of(verdict: Verdict) -> int:
+    """Assert that a verdict is successful, and return its position."""
     assert isinstance(verdict, Committed | Replayed), verdict
     assert verdict.receipt is not None
     return verdict.receipt.position
 
 
 async def retry_until_available(call: Callable[[], Awaitable[T]]) -> T:
-    """Retry a call until the store is available, as a client does."""
+    """Retry a call, as a client does, until the store is available."""
     async with asyncio.timeout(WAIT_S):
         while True:
             try:

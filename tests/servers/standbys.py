@@ -1,4 +1,4 @@
-"""A PostgreSQL server whose COMMITs wait for a missing standby, and the operator of that server."""
+"""A PostgreSQL server on which COMMIT waits for a missing standby, and the operator of that server."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ class Operator:
         await self._connection.execute("SELECT pg_reload_conf()")
 
     async def waiting_sessions(self, name: str = GATEWAY) -> list[int]:
-        """Return process ids of sessions whose COMMIT waits for the standby, oldest first."""
+        """Return the process ids of sessions whose COMMIT waits for the standby, oldest first."""
         return [pid for (pid,) in await self._connection.fetch(WAITING, name)]
 
     async def wait_for_waiting_session(self) -> int:
@@ -48,11 +48,13 @@ class Operator:
         return int((await until(self.waiting_sessions))[0])
 
     async def cancel(self, pid: int) -> None:
-        """Cancel a waiting COMMIT, as if by mistake. The server then shows the commit to all sessions."""
+        """Cancel the wait of a COMMIT, as an operator might by mistake. The server then shows the commit to all
+        sessions.
+        """
         await self._connection.execute("SELECT pg_cancel_backend($1)", pid)
 
     async def cancel_until(self, task: "asyncio.Future[Any]") -> None:
-        """Cancel waiting sessions repeatedly until a task is done. Cancel at least one."""
+        """Cancel waiting sessions repeatedly until a task is done, and at least once."""
         await self.cancel(await self.wait_for_waiting_session())
         async with asyncio.timeout(WAIT_S):
             while not task.done():
@@ -78,7 +80,7 @@ class Operator:
 
 @asynccontextmanager
 async def standby_away(address: str) -> AsyncIterator[Operator]:
-    """Make every COMMIT wait during the block. Afterwards no COMMIT waits, as if the standby were back."""
+    """Make every COMMIT wait during the block. Afterwards, no COMMIT waits, as if the standby had returned."""
     connection = await asyncpg.connect(address, server_settings={"synchronous_commit": "local"})
     operator = Operator(connection)
     try:
@@ -90,7 +92,7 @@ async def standby_away(address: str) -> AsyncIterator[Operator]:
                     yield operator
                 finally:
                     await operator.set_standbys("")
-                    await written  # waiting COMMITs return now
+                    await written  # Waiting COMMITs complete now.
             finally:
                 await operator.set_standbys("")
     finally:

@@ -27,13 +27,13 @@ from server.running_server import EventStream, SocketClient
 from servers.checker import COMMITTED, REFUSED, UNKNOWN, Call, HeadQuery, Seen, line_of
 
 CALL_S: Final = 10.0
-"""A client that waits longer tries a different server."""
+"""A client that waits longer tries another server."""
 PAUSE_S: Final = 0.01
 SHARED_RATE: Final = 0.3
 SHARED_IDS: Final = 4
-"""How many shared ids each step has."""
+"""Number of shared ids per step."""
 OTHER_RATE: Final = 0.1
-"""Rate of shared ids that are submitted with different content."""
+"""Proportion of shared ids that are submitted with different content."""
 ROAMING_READERS: Final = 2
 HEAD_QUERY_S: Final = 0.05
 HEAD_QUERIES_MIN: Final = 10
@@ -96,7 +96,7 @@ class Client:
     async def run(self, events: int) -> None:
         for step in range(events):
             id_, content = plan_event(self._run.seed, self._run.name, self._number, step)
-            if self._socket is None:  # a client keeps its connection; without one it changes servers
+            if self._socket is None:  # A client keeps its connection. When it has none, it changes servers.
                 self._server = self._chance.randrange(len(self._run.urls))
             while await self._call(id_, content) == UNKNOWN:
                 await self._disconnect()
@@ -240,5 +240,5 @@ async def main(directory: str, name: str, *numbers: str) -> None:
 
 
 if __name__ == "__main__":
-    os.nice(10)  # starting servers take priority
+    os.nice(10)  # Starting the servers takes priority.
     asyncio.run(main(*sys.argv[1:]))

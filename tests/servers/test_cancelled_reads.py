@@ -1,4 +1,4 @@
-"""After a cancelled read, the log lets the statement finish on the server and keeps the session."""
+"""After a read is cancelled, the statement still completes on the server, and the log keeps the session."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -43,14 +43,14 @@ async def test_cancelled_reads_keep_their_sessions(database: str, monkeypatch: p
                 read.cancel()
             await asyncio.wait(reads)
             assert all(read.cancelled() for read in reads)
-            # A cancel request would have reached the proxy before this new session.
+            # A cancel request would have reached the proxy before the session of this query.
             assert await fetch_rows(proxy.address, WAITING) == pids
             assert proxy.cancel_requests == 0
         accepted = proxy.accepted_count
         pages = await asyncio.gather(*[log.read() for _ in range(2 * READERS)])
         assert [len(page.records) for page in pages] == [1] * (2 * READERS)
         assert await fetch_rows(database, THERE, [pid for (pid,) in pids]) == pids
-        assert proxy.accepted_count == accepted  # reused the existing sessions
+        assert proxy.accepted_count == accepted  # The existing sessions were reused.
     assert proxy.cancel_requests == 0
 
 

@@ -1,4 +1,4 @@
-"""The checker reports the violations of a corrupted history, and none for a sound history."""
+"""The checker reports the violations in a corrupted history, and none in a sound history."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from servers.checker import COMMITTED, REFUSED, UNKNOWN, Call, HeadQuery, Histor
 
 
 def sound_history() -> History:
-    """Two clients of two servers: `b` was sent twice, one client was refused `c`, and `d` was never acknowledged."""
+    """Two clients of two servers. `b` was sent twice, one client was refused `c`, and `d` was never acknowledged."""
     calls = [
         Call("ann", 1, "a", "x", 10, 20, COMMITTED, 1),
         Call("ann", 1, "b", "x", 30, 45, UNKNOWN),
@@ -89,7 +89,7 @@ def refuse_missing_id(history: History) -> None:
 
 
 def break_order(history: History) -> None:
-    """`b` was first submitted after `c` was acknowledged, but precedes it."""
+    """`b` was first submitted after `c` was acknowledged, but is stored before it."""
     history.calls[1] = replace(history.calls[1], began=42)
 
 

@@ -1,4 +1,4 @@
-"""Erasure in a database: the reported record count, and when `scrub` reports the content as gone."""
+"""Erasure in a database: the reported record count, and the time at which `scrub` reports the content as gone."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,20 +30,21 @@ async def bodies(connection: Any) -> int:
     return int(await connection.fetchval("SELECT count(body) FROM oncelog_records"))
 
 
-async def written(log: Log) -> None:
+async def write_events(log: Log) -> None:
     await log.submit_many([event(number) for number in (1, 2, 3)])
 
 
 @pytest.mark.rule("CO-41")
-async def test_scrub_reports_content_visible_to_an_old_snapshot_as_not_gone(database: str) -> None:
+async def test_scrub_reports_that_content_visible_to_an_old_snapshot_is_not_gone(database: str) -> None:
     async with open_log(database) as log:
-        await written(log)
+        await write_events(log)
         async with snapshot_of(database) as old:
             assert await log._store.erase(0, [1, 3]) == 2
             assert not await log._store.scrub()
             assert await bodies(old) == 3
             assert not await log._store.scrub()
-        async with snapshot_of(database) as new:  # cannot see the content, so `scrub` does not wait for it
+        # The snapshot cannot see the content, so `scrub` does not wait for it.
+        async with snapshot_of(database) as new:
             assert await bodies(new) == 1
             assert await until(log._store.scrub)
 
@@ -51,9 +52,9 @@ async def test_scrub_reports_content_visible_to_an_old_snapshot_as_not_gone(data
 @pytest.mark.rule("CO-41", "CO-16")
 @pytest.mark.parametrize("fate", CUTS)
 async def test_erasure_with_a_lost_answer_reports_the_erased_count(database: str, fate: CommitFault) -> None:
-    """A retry after a COMMIT with unknown outcome may find the content already erased."""
+    """A retry after a COMMIT with unknown outcome may find that the content is already erased."""
     async with open_proxied_log(database) as (proxy, log):
-        await written(log)
+        await write_events(log)
         proxy.commit_faults.append(fate)
         assert await log._store.erase(0, [1, 3]) == 2
         assert proxy.done[fate] == 1

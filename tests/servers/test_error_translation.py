@@ -12,7 +12,7 @@ from oncelog.storage.postgres.errors import is_lost, translate_error
 
 
 async def test_connection_terminated_during_a_statement_is_lost(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """asyncpg raises AttributeError if the connection ends between the two round trips of a statement."""
+    """asyncpg raises AttributeError if the connection is lost between the two round trips of a statement."""
     connection = await asyncpg.connect(database)
     prepare = asyncpg.Connection._get_statement
 
@@ -29,7 +29,7 @@ async def test_connection_terminated_during_a_statement_is_lost(database: str, m
 
 
 def test_parameter_that_cannot_be_encoded_is_not_an_outage() -> None:
-    """If it were reported as an outage, the whole batch would be retried forever."""
+    """If the error were treated as an outage, the whole batch would be retried forever."""
     error = _base.DataError("invalid input for query argument $1: value out of int64 range")
     assert isinstance(error, asyncpg.InterfaceError)
     assert not is_lost(error)

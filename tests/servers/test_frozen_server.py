@@ -1,4 +1,4 @@
-"""If a server freezes while it holds a lane, the database ends its session and other servers continue."""
+"""If a server freezes while it holds a lane, the database ends its session, and the other servers continue."""
 
 import asyncio
 import signal
@@ -17,13 +17,13 @@ from oncelog.testing.postgres import create_schema
 from oncelog.testing.postgres_proxy import PostgresProxy
 from server.running_server import item
 from servers.server_processes import running_servers
-from servers.shared_logs import LONG_MS, event, fetch_rows, limits, open_proxied_log, place, positions
+from servers.shared_logs import LONG_MS, event, fetch_rows, limits, open_proxied_log, position_of, positions
 from servers.test_prepared_statements import session_of
 
 LANE_MS = 1_500
 """Idle time after which the database ends a session that holds a lane."""
 TAKE_OVER_MS_MAX = 60_000
-"""Upper bound for the takeover. Without the timeout, the other server would wait until the frozen one resumes."""
+"""Upper bound for the takeover. Without the timeout, the other server would wait until the frozen server resumes."""
 IN_TRANSACTION = """
     SELECT a.pid, (extract(epoch FROM a.state_change) * 1000)::bigint FROM pg_stat_activity AS a
     JOIN pg_locks AS l ON l.pid = a.pid
@@ -70,7 +70,7 @@ async def is_lane_lost_by_frozen_server(statement: str, is_query: bool, size: in
     database = str(await create_schema(server_address()))
     numbers = range(1, size + 1)
     places = [3, 1, *range(4, size + 2)]
-    """Event 2 and a new event get positions 1 and 2 from the other server."""
+    """Event 2 and a new event get positions 1 and 2 on the other server."""
     new, newest = size + 1, size + 2
     async with (
         PostgresProxy(database) as proxy,
@@ -89,29 +89,31 @@ async def is_lane_lost_by_frozen_server(statement: str, is_query: bool, size: in
             first.cancel()
             return False
         ((pid, since_ms),) = sessions
-        if not is_query:  # the answer waits in the frozen process's socket
+        if not is_query:  # The answer remains in the socket of the frozen process.
             held.release()
         assert await submit(session, other, 2, new) == [1, 2]
         assert is_frozen(frozen)
         await check_taken_over(database, pid, since_ms)
         assert not first.done()
-        held.release()  # a COMMIT that arrives now fails
+        held.release()  # A COMMIT that arrives now fails.
         frozen.process.send_signal(signal.SIGCONT)
         assert await first == places
         assert await submit(session, frozen, newest, new) == [newest, 2]
         assert await submit(session, other, *numbers) == places
     given = dict(zip(numbers, places, strict=True)) | {new: 2, newest: newest}
-    assert await positions(database) == {number: [place] for number, place in given.items()}
+    assert await positions(database) == {number: [position_of] for number, position_of in given.items()}
     return True
 
 
 async def check_taken_over(database: str, pid: int, since_ms: int) -> None:
-    """Check by the database clock that the other server committed after the timeout and the idle session ended."""
+    """Assert, by the database clock, that the other server committed after the timeout and that the idle session has
+    ended.
+    """
     statement = "SELECT log_time_ms FROM oncelog_records WHERE lane = 0 AND position = 1"
     ((taken_ms,),) = await fetch_rows(database, statement)
     assert LANE_MS <= taken_ms - since_ms <= LANE_MS + TAKE_OVER_MS_MAX
 
-    async def has_ended() -> bool:  # locks are released slightly earlier
+    async def has_ended() -> bool:  # Locks are released slightly earlier.
         return await fetch_rows(database, "SELECT pid FROM pg_stat_activity WHERE pid = $1", pid) == []
 
     await until(has_ended)
@@ -119,7 +121,7 @@ async def check_taken_over(database: str, pid: int, since_ms: int) -> None:
 
 @pytest.mark.rule("CO-12", "CO-16")
 async def test_log_cut_off_after_any_request_loses_its_lane() -> None:
-    """The database detects an idle session after any request. The log does not use COPY, which would prevent this."""
+    """The database detects an idle session after any request except COPY, which the log does not use."""
     points = range(1, REQUESTS_MAX + 1)
     found = await asyncio.gather(*(is_taken_over_after(requests) for requests in points))
     count = found.index(False)
@@ -150,10 +152,10 @@ async def cut_off_after(requests: int) -> bool | None:
             reached.cancel()
             held.release()
             return False if session_of(log) == session else None
-        taken = place(await other.submit(event(9_999)))
-        assert taken in (1, LARGE + 1)  # the log retries in a new session and may commit first
+        taken = position_of(await other.submit(event(9_999)))
+        assert taken in (1, LARGE + 1)  # The log retries in a new session and may commit first.
         held.release()
-        places = [place(verdict) for verdict in await submitted]
+        places = [position_of(verdict) for verdict in await submitted]
         assert places == [position for position in range(1, LARGE + 2) if position != taken]
         assert proxy.cancel_requests == 0
         return True

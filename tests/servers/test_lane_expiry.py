@@ -23,8 +23,8 @@ async def write(store: PostgresStore, *items: Item) -> None:
 
 @pytest.mark.rule("CO-17")
 @pytest.mark.parametrize("is_together", [False, True], ids=["alternating", "together"])
-async def test_each_lane_is_swept_by_its_own_commits(database: str, is_together: bool) -> None:
-    """If commits were counted across all lanes, every sweep could fall on the same lane and never reach this one."""
+async def test_each_lane_is_expired_by_its_own_commits(database: str, is_together: bool) -> None:
+    """If commits were counted across all lanes, expiry could always run for the same lane and never for this one."""
     assert lane_of_scope(CAMPAIGN, LANES) != 0
     clock = ManualClock()
     store = PostgresStore(database, Settings(lanes=LANES), clock=clock)
@@ -38,7 +38,7 @@ async def test_each_lane_is_swept_by_its_own_commits(database: str, is_together:
         for number in range(3, 3 * EXPIRY_INTERVAL_COMMITS):
             if is_together:
                 await write(store, event(number), claim(BUSY, "holder"))
-            else:  # every 16th commit goes to the other lane
+            else:  # Every 16th commit is in the other lane.
                 await write(store, claim(BUSY, "holder") if number % EXPIRY_INTERVAL_COMMITS else event(number))
     finally:
         await store.close()

@@ -11,7 +11,7 @@ from deadlines import until
 from oncelog.engine.log import Log, open_log
 from oncelog.storage.postgres import notify
 from oncelog.testing.postgres_proxy import Incident, PostgresProxy
-from servers.shared_logs import event, fetch_rows, limits, place
+from servers.shared_logs import event, fetch_rows, limits, position_of
 
 NEVER_MS = 3_600_000
 
@@ -34,7 +34,9 @@ class Follower:
 
 @asynccontextmanager
 async def follow(address: str, poll_ms: int, **changed: int) -> AsyncIterator[tuple[Log, Follower]]:
-    """Open and follow a log with the given poll interval. The follower has caught up, and the log is listening."""
+    """Open and follow a log with the given poll interval. Afterwards, the follower has caught up and the log is
+    listening.
+    """
     async with open_log(address, limits=limits(poll_ms=poll_ms, **changed)) as log:
         found = Follower(log)
         task = asyncio.create_task(found.run())
@@ -55,7 +57,7 @@ def listening_session(log: Log) -> int | None:
 async def test_commit_wakes_followers_of_other_logs(database: str) -> None:
     async with open_log(database, limits=limits()) as writer, follow(database, NEVER_MS) as (_, reader):
         for number in range(1, 21):
-            assert place(await writer.submit(event(number))) == number
+            assert position_of(await writer.submit(event(number))) == number
             assert await reader.next() == number
         await asyncio.gather(*[writer.submit(event(number)) for number in range(21, 221)])
         assert [await reader.next() for _ in range(200)] == list(range(21, 221))
@@ -84,7 +86,7 @@ async def test_terminated_listening_session_is_replaced(database: str, monkeypat
         for number in range(1, 4):
             pid = listening_session(log)
             await fetch_rows(database, "SELECT pg_terminate_backend($1)", pid)
-            await writer.submit(event(2 * number))  # no session is notified; a new session polls first
+            await writer.submit(event(2 * number))  # No session is notified, so a new session polls first.
             assert await reader.next() == 2 * number - 1
             await until(lambda gone=pid: listening_session(log) not in (None, gone))  # type: ignore[misc]
             await writer.submit(event(2 * number + 1))
@@ -108,14 +110,14 @@ async def test_listening_session_without_answers_is_replaced(
         proxy.stall_all()
         if sends_notify:
             log._store._notifier.notify()  # type: ignore[attr-defined]
-        assert place(await writer.submit(event(1))) == 1
+        assert position_of(await writer.submit(event(1))) == 1
         assert await reader.next() == 1
         assert proxy.cancel_requests == 0
 
 
 @pytest.mark.rule("CO-13")
 async def test_failed_notification_is_sent_by_the_next_session(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise followers of other logs would see the record only after the next commit or poll."""
+    """Without the notification, followers of other logs would see the record only after the next commit or poll."""
     monkeypatch.setattr(notify, "RECONNECT_PAUSE_S", 0.01)
     monkeypatch.setattr(notify, "POLL_MS", NEVER_MS)
     async with (
@@ -123,14 +125,14 @@ async def test_failed_notification_is_sent_by_the_next_session(database: str, mo
         PostgresProxy(database) as proxy,
         open_log(proxy.address, limits=limits()) as writer,
     ):
-        assert place(await writer.submit(event(1))) == 1
+        assert position_of(await writer.submit(event(1))) == 1
         assert await reader.next() == 1
         pid = await until(lambda: listening_session(writer))
         proxy.is_unreachable = True
         refused = proxy.done[Incident.REFUSED]
         await fetch_rows(database, "SELECT pg_terminate_backend($1)", pid)
-        await until(lambda: proxy.done[Incident.REFUSED] > refused)  # it has tried to reconnect
-        assert place(await writer.submit(event(2))) == 2
+        await until(lambda: proxy.done[Incident.REFUSED] > refused)  # The log has tried to reconnect.
+        assert position_of(await writer.submit(event(2))) == 2
         assert listening_session(writer) is None
         proxy.is_unreachable = False
         assert await reader.next() == 2

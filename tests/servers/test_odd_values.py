@@ -1,4 +1,4 @@
-"""Values that PostgreSQL rejects, and large values, are refused or stored without affecting the rest of the batch."""
+"""Values that PostgreSQL rejects, and large values, are refused or stored, and do not affect the rest of the batch."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ from oncelog.engine.read_results import Reading
 from oncelog.engine.subscription import Subscription
 from oncelog.errors import OncelogError
 from server.running_server import Answer, Serving, item, numbers, serving
-from servers.shared_logs import event, place, positions
+from servers.shared_logs import event, position_of, positions
 
 NUL = "a\0b"
 LARGE = 10 * 2**20
@@ -142,7 +142,7 @@ async def test_read_with_nul_character_raises_no_database_error(database: str, n
         else:
             assert isinstance(answer, Refused | Reading | Outcome | Subscription) or not answer
             assert not getattr(answer, "records", None)
-        assert place(await log.submit(event(1))) == 1
+        assert position_of(await log.submit(event(1))) == 1
 
 
 def items_with_nul() -> list[dict[str, Any]]:
@@ -231,24 +231,25 @@ async def test_large_value_over_http_is_refused_or_stored(database: str, tmp_pat
     large = {**item(1), "event": {"type": "large", "text": "x" * LARGE}}
     body = json.dumps({"events": [large]}).encode()
 
-    async def submitted(served: Serving) -> Answer:
+    async def submit_large(served: Serving) -> Answer:
         headers = {"Content-Type": "application/json"}
         return await served.request("POST", "/v1/events", data=BytesIO(body), headers=headers)
 
     async with serving(tmp_path, store=database) as served:
-        answers = await asyncio.gather(submitted(served), served.commit(item(2), item(3)), return_exceptions=True)
+        answers = await asyncio.gather(submit_large(served), served.commit(item(2), item(3)), return_exceptions=True)
         refused, others = answers
-        if isinstance(refused, Answer):  # otherwise the server closed the connection before reading the whole body
+        # If there is no answer, the server has closed the connection before reading the whole body.
+        if isinstance(refused, Answer):
             assert refused.status == 413
         else:
             assert isinstance(refused, aiohttp.ClientError)
         assert others == [1, 2]
     async with serving(tmp_path, store=database, frame_bytes_max=2 * LARGE) as served:
-        answer, more = await asyncio.gather(submitted(served), served.commit(item(4), item(5)))
+        answer, more = await asyncio.gather(submit_large(served), served.commit(item(4), item(5)))
         assert answer.json["results"][0]["status"] == "committed"
         assert len(more) == 2
         first = (await served.page("a", since=0)).json
-        assert first["has_more"]  # a page stops when it becomes too large
+        assert first["has_more"]  # A page ends when it becomes too large.
         rest = (await served.page("a", since=first["next_since_committed_id"])).json
         assert not rest["has_more"]
         assert numbers([*first["events"], *rest["events"]]) == [1, 2, 3, 4, 5]

@@ -1,4 +1,4 @@
-"""A writer prepares its statements before it locks a lane: timeouts and failures."""
+"""A writer prepares its statements before it locks a lane. These tests cover timeouts and failures."""
 
 import asyncio
 from typing import Any
@@ -18,7 +18,7 @@ from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.postgres.connection import Timeouts
 from oncelog.storage.postgres.writer import STATEMENTS, Writer
 from oncelog.testing.postgres_proxy import PostgresProxy
-from servers.shared_logs import LONG_MS, event, fetch_rows, place
+from servers.shared_logs import LONG_MS, event, fetch_rows, position_of
 
 BARRIER = "SELECT pg_logical_emit_message"
 HALFWAY = len(STATEMENTS) // 2
@@ -26,7 +26,7 @@ CONNECT_MS = LONG_MS // 10
 
 
 class DistantServer:
-    """A session with a distant server, so that preparing each statement takes some time."""
+    """A session with a distant server, where preparing each statement takes some time."""
 
     def __init__(self, each_s: float) -> None:
         self.now_s = 0.0
@@ -36,7 +36,7 @@ class DistantServer:
 
     async def _get_statement(self, statement: str, _timeout: None) -> None:
         self.now_s += self._each_s
-        await asyncio.sleep(0)  # let due timers fire
+        await asyncio.sleep(0)  # Let due timers fire.
         if self.is_ended:
             raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
         self.prepared.append(statement)
@@ -65,17 +65,17 @@ async def run_transaction(server: DistantServer, timeouts: Timeouts, monkeypatch
     """Run a transaction in virtual time, which advances only while the server prepares statements."""
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: server.now_s)
 
-    async def connected() -> DistantServer:
+    async def open_session() -> DistantServer:
         assert not server.is_ended, "the session was abandoned and would be retried forever"
         return server
 
     try:
-        await Writer(connected, "the log", timeouts).transact([0], do_nothing, lambda _: ())
+        await Writer(open_session, "the log", timeouts).transact([0], do_nothing, lambda _: ())
     finally:
         monkeypatch.undo()
 
 
-async def test_preparing_on_a_distant_server_may_take_longer_than_a_transaction(
+async def test_preparing_statements_on_a_distant_server_may_take_longer_than_a_transaction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     timeouts = Timeouts()
@@ -87,7 +87,9 @@ async def test_preparing_on_a_distant_server_may_take_longer_than_a_transaction(
 
 
 @pytest.mark.rule("CO-16")
-async def test_writer_replaces_a_session_that_does_not_answer_prepare(database: str, loop_clock: LoopClock) -> None:
+async def test_writer_replaces_a_session_that_does_not_respond_while_preparing(
+    database: str, loop_clock: LoopClock
+) -> None:
     """The writer waits for the connect timeout, which is far shorter than the transaction timeout."""
     timeouts = Timeouts(connect_ms=CONNECT_MS, lane_ms=LONG_MS, commit_ms=LONG_MS, patience_ms=LONG_MS)
     async with PostgresProxy(database) as proxy:
@@ -105,14 +107,14 @@ async def test_writer_replaces_a_session_that_does_not_answer_prepare(database: 
 async def test_session_with_invalid_prepared_statements_is_replaced(database: str) -> None:
     """If the process froze while it prepared statements again in this session, the session would keep its lane."""
     async with open_log(database) as log:
-        assert place(await log.submit(event(1))) == 1
+        assert position_of(await log.submit(event(1))) == 1
         before = session_of(log)
-        # A prepared statement now returns a different type.
+        # Make a prepared statement return a different type.
         await fetch_rows(database, "ALTER TABLE oncelog_lanes ALTER revision TYPE integer")
-        assert place(await log.submit(event(2))) == 2
+        assert position_of(await log.submit(event(2))) == 2
         after = session_of(log)
         assert after != before
-        assert place(await log.submit(event(3))) == 3
+        assert position_of(await log.submit(event(3))) == 3
         assert session_of(log) == after
 
 

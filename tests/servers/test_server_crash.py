@@ -26,7 +26,7 @@ CRASHES = 2
 SOAK_CRASHES = 40
 POLL_MS = 5
 OUTAGE_S = 0.75
-"""Long enough for more failed polls in succession than a tailer tolerates without reporting an error."""
+"""Long enough for more consecutive failed polls than a tailer tolerates without reporting an error."""
 LOST = (aiohttp.ClientError, OSError, TimeoutError, KeyError, AssertionError)
 
 
@@ -67,7 +67,7 @@ class Load:
 
 
 class Reader:
-    """Reads through the library or from a server. Outages cause no errors in either reader."""
+    """Reads through the library or from a server. Neither reader reports an error during an outage."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []

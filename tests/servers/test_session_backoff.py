@@ -1,4 +1,4 @@
-"""Retry deadline of a batch after its session is lost."""
+"""The deadline for retries of a batch after its session is lost."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ TRIES_MAX = 100
 
 
 class VirtualClock:
-    """Clock that advances only in `sleep`."""
+    """A clock that only `sleep` advances."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -34,7 +34,7 @@ async def fail_until_deadline(deadline: RetryDeadline, time: VirtualClock) -> No
 async def test_retry_deadline_starts_at_the_first_lost_session(
     monkeypatch: pytest.MonkeyPatch, before_s: float
 ) -> None:
-    """The batch may have started long ago. If each loss restarted the deadline, it would be retried forever."""
+    """The batch may have started long ago. If each loss restarted the deadline, the batch would be retried forever."""
     time = VirtualClock()
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.now_s)
     monkeypatch.setattr(asyncio, "sleep", time.sleep)

@@ -46,7 +46,7 @@ async def test_silent_hosts_are_abandoned_at_the_deadline(loop_clock: LoopClock)
             writer.close()
 
 
-async def test_session_completed_while_being_abandoned_is_closed(address: str) -> None:
+async def test_session_that_opens_after_the_deadline_is_closed(address: str) -> None:
     sessions = SessionFactory(address, Timeouts(), lambda _: asyncio.sleep(0))
     (host,) = split_address(address)
     connection = await sessions._start_connecting(host)

@@ -1,4 +1,4 @@
-"""A quota applies across all servers: they count usage in one row, whichever lanes they commit to."""
+"""A quota applies across all servers, because they count usage in one row, regardless of the lanes of their commits."""
 
 import asyncio
 from functools import partial
@@ -34,7 +34,7 @@ async def test_concurrent_commits_to_many_lanes_stay_within_the_quota(tmp_path: 
     async def write_all(store: PostgresStore, server: int) -> list[object]:
         verdicts: list[object] = []
         for number in range(0, WRITES, 3):
-            # The streams are in several lanes that differ per batch, so that stores wait for each other's lanes.
+            # The streams are in several lanes, which differ per batch, so that the stores wait for each other's lanes.
             items = [
                 transaction(1, 1, scope=f"org/{1 + (number + more) % 7}/{server}-{number + more}", body=b"xx")
                 for more in range(3)
@@ -79,11 +79,11 @@ async def test_usage_of_tenants_set_during_writes_is_complete(tmp_path: Path) ->
                 lane = max(await store.heads())
                 await store.erase(lane, [1])
 
-    async def change() -> None:
+    async def change_tenants() -> None:
         for number in range(12):
             await two.set_tenants([Tenant("org")] if number % 2 else [Tenant("other")])
 
-    await asyncio.gather(write(one, 1), write(two, 2), change())
+    await asyncio.gather(write(one, 1), write(two, 2), change_tenants())
     ((tenant, usage),) = await one.usage()
     assert (tenant.prefix, usage.records) == ("org", 80)
     left = 0

@@ -14,7 +14,7 @@ from oncelog.engine.log import open_log
 from oncelog.testing.clock import ManualClock
 from scripts import start_script
 from server.running_server import item, serving
-from servers.shared_logs import event, limits, place
+from servers.shared_logs import event, limits, position_of
 
 PROCESSES = 4
 CALLERS = 25
@@ -53,7 +53,7 @@ def test_one_process_takes_over_the_lease_of_a_killed_process(database: str, tmp
         assert first.line() == "holding"
         for worker in others:
             worker.go_on()
-        first.end(signal.SIGKILL)
+        first.end_with_signal(signal.SIGKILL)
         answers = [line for worker in others for line in worker.lines()]
     ran = runs(tmp_path)
     assert ran[0] == first.pid
@@ -69,7 +69,7 @@ def test_process_frozen_beyond_its_lease_cannot_complete(database: str, tmp_path
         first.stop()
         second.go_on()
         assert second.lines() == [f"got {second.pid}"] * CALLERS + ["done"]
-        first.end(signal.SIGCONT)
+        first.end_with_signal(signal.SIGCONT)
         first.go_on()
         assert set(first.lines()) <= {f"got {second.pid}", "raised LeaseLostError", "done"}
     assert runs(tmp_path) == [first.pid, second.pid]
@@ -79,7 +79,7 @@ def test_process_frozen_beyond_its_lease_cannot_complete(database: str, tmp_path
 async def test_consumer_resumes_through_a_second_log(database: str) -> None:
     async with open_log(database, limits=limits()) as one, open_log(database, limits=limits()) as other:
         for number in range(1, 11):
-            assert place(await one.submit(event(number))) == number
+            assert position_of(await one.submit(event(number))) == number
         assert await one.commit_cursor("reader", 4) == Applied(changed=True)
         async with other.follow(consumer="reader") as records:
             seen = [await anext(records) for _ in range(6)]
@@ -98,7 +98,7 @@ async def test_consumer_resumes_through_a_second_log(database: str) -> None:
 
 @pytest.mark.rule("CO-15", "CO-30")
 async def test_rate_limit_of_new_events_is_shared_by_all_servers(database: str, tmp_path: Path) -> None:
-    """Together the servers accept as many new events as the rate allows, and still answer known events."""
+    """Together, the servers accept as many new events as the rate allows. They still answer known events."""
     clock = ManualClock()
     async with (
         serving(tmp_path, store=database, clock=clock, new_events_per_second_max=RATE) as one,

@@ -1,4 +1,4 @@
-"""While COMMITs wait for a missing standby, a log does not report data that only one server has."""
+"""While COMMIT waits for a missing standby, a log does not report data that exists on only one server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,20 +15,20 @@ from oncelog.core.values import Item, Replayed, Verdict
 from oncelog.engine.log import Log, open_log
 from oncelog.errors import StoreUnavailableError
 from oncelog.testing.postgres_proxy import PostgresProxy
-from servers.shared_logs import LONG_MS, event, fetch_rows, limits, place, positions, retry_until_available
+from servers.shared_logs import LONG_MS, event, fetch_rows, limits, position_of, positions, retry_until_available
 from servers.standbys import END_IDLE, GATEWAY, Operator, open_session, standby_away
 
 COMMIT_MS = 300
 PATIENCE_MS = 200
 COMMAND_S = 1_000
-"""Timeout for every command, including the commands before the waiting one."""
+"""Timeout of every command, including the commands before the one that waits."""
 SESSIONS_MAX = 3
 RETRY_MS = 20_000
 STEP_S = 4
 PAUSE_S = 0.005
 
 
-def open_hurried_log(address: str, **changed: int) -> Log:
+def open_log_with_short_timeouts(address: str, **changed: int) -> Log:
     chosen = {"postgres_commit_ms": COMMIT_MS, "postgres_patience_ms": PATIENCE_MS, **changed}
     return open_log(address, limits=limits(**chosen))
 
@@ -36,7 +36,7 @@ def open_hurried_log(address: str, **changed: int) -> Log:
 @asynccontextmanager
 async def open_test_log(address: str, **changed: int) -> AsyncIterator[Log]:
     """Open a log with short timeouts, and retry until it opens."""
-    log = await retry_until_available(lambda: open_hurried_log(address, **changed).__aenter__())
+    log = await retry_until_available(lambda: open_log_with_short_timeouts(address, **changed).__aenter__())
     try:
         yield log
     finally:
@@ -44,7 +44,7 @@ async def open_test_log(address: str, **changed: int) -> AsyncIterator[Log]:
 
 
 async def expect_unavailable(call: Awaitable[Any]) -> None:
-    """Check that a call fails with a retryable error."""
+    """Assert that a call fails with a retryable error."""
     async with asyncio.timeout(WAIT_S):
         with pytest.raises(StoreUnavailableError):
             await call
@@ -64,8 +64,8 @@ async def test_commit_waiting_for_a_standby_is_not_acknowledged(address: str) ->
             await expect_unavailable(log.submit(event(1)))
             assert await positions(address) == {}
         for _ in range(2):
-            assert place(await submit_until_available(log, event(1))) == 1
-        assert place(await submit_until_available(log, event(2))) == 2
+            assert position_of(await submit_until_available(log, event(1))) == 1
+        assert position_of(await submit_until_available(log, event(2))) == 2
     assert await positions(address) == {1: [1], 2: [2]}
 
 
@@ -79,20 +79,20 @@ async def test_commit_with_cancelled_wait_is_not_acknowledged(address: str) -> N
             await until(lambda: positions(address))
             await expect_unavailable(submitted)
             await expect_unavailable(log.submit(event(1)))
-        assert place(await submit_until_available(log, event(1))) == 1
-        assert place(await submit_until_available(log, event(2))) == 2
+        assert position_of(await submit_until_available(log, event(1))) == 1
+        assert position_of(await submit_until_available(log, event(2))) == 2
     assert await positions(address) == {1: [1], 2: [2]}
 
 
 @pytest.mark.rule("CO-11", "CO-16")
 async def test_commit_is_not_acknowledged_when_every_wait_is_cancelled(address: str) -> None:
-    """The cancelled waits include those of the queries for the outcome and of each new session's barrier."""
+    """The cancelled waits include those of the outcome queries and of the barrier of each new session."""
     async with open_test_log(address) as log:
         async with standby_away(address) as operator:
             submitted = asyncio.create_task(log.submit(event(1)))
             await operator.cancel_until(submitted)
             await expect_unavailable(submitted)
-        assert place(await submit_until_available(log, event(1))) == 1
+        assert position_of(await submit_until_available(log, event(1))) == 1
     assert await positions(address) == {1: [1]}
 
 
@@ -109,8 +109,8 @@ async def test_waiting_commit_is_acknowledged_when_the_standby_returns(address: 
             # The query for the outcome also waits.
             await until(lambda: is_second_waiting(operator, first, submitted))
             assert not submitted.done()
-        assert place(await submitted) == 1
-        assert place(await submit_until_available(log, event(1))) == 1
+        assert position_of(await submitted) == 1
+        assert position_of(await submit_until_available(log, event(1))) == 1
     assert await positions(address) == {1: [1]}
 
 
@@ -133,7 +133,7 @@ async def test_new_session_does_not_return_data_without_a_standby(address: str) 
         assert [record.position for record in records] == [1]
         async with open_test_log(address, postgres_patience_ms=LONG_MS) as other:
             assert isinstance(await submit_until_available(other, event(1)), Replayed)
-        assert place(await submit_until_available(log, event(1))) == 1
+        assert position_of(await submit_until_available(log, event(1))) == 1
     assert await positions(address) == {1: [1]}
 
 
@@ -151,7 +151,7 @@ async def test_session_with_a_cancelled_barrier_returns_no_data(address: str, is
             reading = asyncio.create_task(read(log) if is_open else open_and_read(address))
             await operator.cancel_until(reading)
             await expect_unavailable(reading)
-        assert place(await submit_until_available(log, event(1))) == 1
+        assert position_of(await submit_until_available(log, event(1))) == 1
         assert [record.position for record in await retry_until_available(lambda: read(log))] == [1]
 
 
@@ -160,7 +160,7 @@ async def read(log: Log) -> list[Any]:
 
 
 async def open_and_read(address: str, **changed: int) -> list[Any]:
-    async with open_hurried_log(address, **changed) as other:
+    async with open_log_with_short_timeouts(address, **changed) as other:
         return await read(other)
 
 
@@ -169,7 +169,7 @@ async def test_retrying_log_has_few_waiting_sessions(address: str, loop_clock: L
     most = 0
 
     async def wait_until_failed(*calls: Awaitable[Any]) -> None:
-        """Advance the clock whenever a session of the log is waiting, until all calls have failed."""
+        """Whenever a session of the log is waiting, advance the clock, until all calls have failed."""
         nonlocal most
         tries = asyncio.gather(*calls, return_exceptions=True)
         while not tries.done():
@@ -183,7 +183,7 @@ async def test_retrying_log_has_few_waiting_sessions(address: str, loop_clock: L
     async with open_test_log(address, postgres_commit_ms=RETRY_MS, postgres_patience_ms=RETRY_MS) as log:
         async with standby_away(address) as operator:
             await wait_until_failed(log.submit(event(1)))
-            await operator.end_sessions(END_IDLE)  # from now on reads also need a new session
+            await operator.end_sessions(END_IDLE)  # From now on, reads also need a new session.
             for number in range(8):
                 await wait_until_failed(log.submit(event(1 + number % 4)), log.read())
         for number in range(1, 5):
@@ -195,7 +195,7 @@ async def test_retrying_log_has_few_waiting_sessions(address: str, loop_clock: L
 
 
 def sessions_of(log: Log) -> set[int]:
-    """Return the process ids of the writer's session and of sessions that are at their barrier."""
+    """Return the process ids of the writer's session and of sessions that wait at their barrier."""
     store: Any = log._store
     found = [store._writer._connection, *store._sessions._at_barrier.values()]
     return {one.get_server_pid() for one in found if one is not None and not one.is_closed()}
@@ -208,7 +208,7 @@ Lend = Callable[[], AbstractAsyncContextManager[Any]]
 
 @asynccontextmanager
 async def single_connection(address: str, command_timeout: float | None) -> AsyncIterator[Lend]:
-    """Lend a single connection, which its owner keeps after a failed call."""
+    """Lend a single connection, which its owner still uses after a failed call."""
     async with open_session(address, GATEWAY, command_timeout=command_timeout) as connection:
         yield lambda: nullcontext(connection)
 
@@ -245,7 +245,7 @@ class Bookings:
 
 
 async def count_visible_rows(address: str) -> list[tuple[int, int]]:
-    """Return how many rows of the caller and records of the log are visible."""
+    """Return the numbers of visible rows of the caller and records of the log."""
     statement = "SELECT (SELECT count(*) FROM bookings), (SELECT count(*) FROM oncelog_records)"
     return [(int(bookings), int(records)) for bookings, records in await fetch_rows(address, statement)]
 
@@ -253,7 +253,7 @@ async def count_visible_rows(address: str) -> list[tuple[int, int]]:
 @pytest.mark.rule("CO-11")
 @pytest.mark.parametrize("lending", [single_connection, pooled_connection])
 @pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "command_timeout"])
-async def test_shared_transaction_waiting_for_a_standby_is_not_cancelled_on_the_server(
+async def test_shared_transaction_that_waits_for_a_standby_is_not_cancelled_on_the_server(
     address: str,
     loop_clock: LoopClock,
     lending: Callable[..., AbstractAsyncContextManager[Lend]],
@@ -274,7 +274,7 @@ async def test_shared_transaction_waiting_for_a_standby_is_not_cancelled_on_the_
                 else:
                     loop_clock.advance(1.5 * COMMAND_S)
                     await turns()
-                # A cancel request would have reached the proxy before this new session.
+                # A cancel request would have reached the proxy before the session of this query.
                 assert await count_visible_rows(proxy.address) == [(1, 1)]
                 assert proxy.cancel_requests == 0
                 assert await operator.waiting_sessions() == [pid]

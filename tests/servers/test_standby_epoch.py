@@ -1,4 +1,4 @@
-"""`oncelog epoch --renew` does not report the new epoch before the missing standby has it."""
+"""`oncelog epoch --renew` reports the new epoch only after the missing standby has it."""
 
 import asyncio
 from threading import Event
@@ -17,7 +17,7 @@ from servers.standbys import Operator, standby_away
 
 
 async def has_another_waiting(operator: Operator, cancelled: int) -> bool:
-    """Whether a second session is waiting: the one that checks if the cancelled session's COMMIT is durable."""
+    """Whether a second session is waiting, which checks if the COMMIT of the cancelled session is durable."""
     return any(pid != cancelled for pid in await operator.waiting_sessions())
 
 
@@ -28,14 +28,14 @@ async def test_new_epoch_is_reported_after_replication_despite_a_cancelled_wait(
     may_go_on = Event()
     loop, is_inside = asyncio.get_running_loop(), asyncio.Event()
 
-    def held(*arguments: Any, **named: Any) -> tuple[Request, EpochRenewal]:
+    def hold_leap(*arguments: Any, **named: Any) -> tuple[Request, EpochRenewal]:
         loop.call_soon_threadsafe(is_inside.set)
         may_go_on.wait(WAIT_S)
         return build_leap_request(*arguments, **named)
 
     patient = Timeouts(connect_ms=LONG_MS, lane_ms=LONG_MS, commit_ms=LONG_MS, patience_ms=LONG_MS)
     monkeypatch.setattr(postgres, "_RENEW_TIMEOUTS", patient)
-    monkeypatch.setattr(store, "build_leap_request", held)
+    monkeypatch.setattr(store, "build_leap_request", hold_leap)
     renewing = asyncio.create_task(asyncio.to_thread(postgres.DatabaseInspector(address).renew_epoch))
     await is_inside.wait()
     async with standby_away(address) as operator:

@@ -1,4 +1,4 @@
-"""A move stops if a COMMIT's wait for the target's standby is cancelled."""
+"""A move stops if the wait of a COMMIT for the target's standby is cancelled."""
 
 import asyncio
 from pathlib import Path
@@ -20,8 +20,8 @@ from servers.shared_logs import fetch_rows
 from servers.standbys import standby_away
 
 
-def silent(_: Any) -> None:
-    """Ignore progress."""
+def ignore_progress(_: Any) -> None:
+    """Ignore progress reports."""
 
 
 def is_marked(path: Path) -> bool:
@@ -40,20 +40,20 @@ async def test_cancelled_commit_wait_stops_the_move(
     database = str(await create_schema(standby_server))
     original = getattr(MigrationTarget, step)
 
-    async def cancelled(target: MigrationTarget, *arguments: Any) -> None:
+    async def commit_and_cancel(target: MigrationTarget, *arguments: Any) -> None:
         async with standby_away(database) as operator, asyncio.timeout(WAIT_S):
             doing = asyncio.create_task(original(target, *arguments))
             await operator.cancel(await operator.wait_for_waiting_session())
             await doing
 
-    monkeypatch.setattr(MigrationTarget, step, cancelled)
+    monkeypatch.setattr(MigrationTarget, step, commit_and_cancel)
     with pytest.raises(StoreUnavailableError, match="COMMIT may not have reached a standby") as caught:
-        await migration._migrate_log(str(path), database, silent)
+        await migration._migrate_log(str(path), database, ignore_progress)
     assert str(caught.value).startswith(redact_address(database))
-    # The file is marked as moved only after everything in the database is durable.
+    # The file is marked as moved only after all data in the database is durable.
     assert is_marked(path) == (step == "finish")
     monkeypatch.undo()
-    moved_again = await asyncio.to_thread(migrate_log, str(path), database, silent)
+    moved_again = await asyncio.to_thread(migrate_log, str(path), database, ignore_progress)
     assert moved_again.is_new == (step != "finish")
     assert is_marked(path)
     assert await fetch_rows(database, "SELECT move FROM oncelog_state") == [(None,)]

@@ -1,4 +1,4 @@
-"""Opening a log while the standby is away leaves no waiting session on the server."""
+"""Opening a log while the standby is missing leaves no waiting session on the server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,11 +20,11 @@ from oncelog.storage.migrate.migration import check_migration
 from oncelog.storage.postgres import connection
 from oncelog.storage.postgres.connection import Timeouts
 from oncelog.testing.postgres import create_schema
-from servers.shared_logs import LONG_MS, event, fetch_rows, limits, place
+from servers.shared_logs import LONG_MS, event, fetch_rows, limits, position_of
 from servers.standbys import GATEWAY, WRITE, Operator, open_session, standby_away
 
 CONNECT_MS = 50
-"""A session that has been waiting longer than this proves that the standby is away."""
+"""A session that has been waiting for longer than this proves that the standby is missing."""
 PATIENCE_MS = 300
 HURRY = Timeouts(connect_ms=CONNECT_MS, commit_ms=LONG_MS)
 TRIES = 2
@@ -36,7 +36,7 @@ WAITS_FOR_LONG = """
 
 @asynccontextmanager
 async def waiting_for_long(address: str, operator: Operator) -> AsyncIterator[int]:
-    """Open a session whose COMMIT is waiting, like one that a killed server leaves behind."""
+    """Open a session whose COMMIT is waiting, like a session that a killed server has left behind."""
     async with open_session(address, GATEWAY) as connection:
         waiting = asyncio.create_task(connection.execute(WRITE))
         try:
@@ -66,10 +66,10 @@ async def check_move(address: str, path: Path) -> None:
     await asyncio.to_thread(check_migration, str(path), address)
 
 
-def without_connect_timeout(
+def omit_connect_timeout(
     connect: Callable[[str, Timeouts], Awaitable[Any]],
 ) -> Callable[[str, Timeouts], Awaitable[Any]]:
-    """Connect without a timeout, so that `connect_ms` only determines when a standby counts as away."""
+    """Connect without a timeout, so that `connect_ms` determines only when a standby counts as missing."""
     return lambda address, timeouts: connect(address, replace(timeouts, connect_ms=LONG_MS))
 
 
@@ -91,7 +91,7 @@ async def long_wait(session_loop: None, standby_server: str) -> AsyncIterator[Lo
         yield LongWait(address, operator, pid)
 
 
-class TestAnotherSessionHasWaitedForLong:
+class TestLongWaitOfAnotherSession:
     @pytest.mark.rule("CO-11")
     @pytest.mark.parametrize("use", [open_a_log, inspect_a_log, check_move])
     async def test_no_session_is_left_waiting(
@@ -103,7 +103,7 @@ class TestAnotherSessionHasWaitedForLong:
     ) -> None:
         path = tmp_path / "log.db"
         await asyncio.to_thread(make_log, path, rounds=1)
-        monkeypatch.setattr(connection, "_connect_host", without_connect_timeout(connection._connect_host))
+        monkeypatch.setattr(connection, "_connect_host", omit_connect_timeout(connection._connect_host))
         monkeypatch.setattr(inspect, "_TIMEOUTS", HURRY)
         monkeypatch.setattr(target, "_TIMEOUTS", HURRY)
         monkeypatch.setattr(target, "CALL_TIMEOUT_MS", LONG_MS)
@@ -115,8 +115,8 @@ class TestAnotherSessionHasWaitedForLong:
 
 
 @pytest.mark.rule("CO-11", "CO-16")
-async def test_log_waits_if_other_sessions_have_only_begun_to_wait(address: str) -> None:
-    """Every session waits briefly, and continues as soon as the standby has answered."""
+async def test_log_waits_if_other_sessions_have_only_started_to_wait(address: str) -> None:
+    """Every session waits briefly, and continues when the standby has answered."""
     async with open_session(address, GATEWAY) as connection, standby_away(address) as operator:
         others = asyncio.create_task(connection.execute(WRITE))
         first = await operator.wait_for_waiting_session()
@@ -126,7 +126,7 @@ async def test_log_waits_if_other_sessions_have_only_begun_to_wait(address: str)
         assert not opening.done()
         await operator.set_standbys("")
         await asyncio.gather(others, opening)
-        assert place(await log.submit(event(1))) == 1
+        assert position_of(await log.submit(event(1))) == 1
         await log.close()
 
 

@@ -1,4 +1,4 @@
-"""Several servers on one database under faults: servers are killed, and sessions are cut off, mostly during COMMIT."""
+"""Several servers share a database during faults: servers are killed, and sessions are cut, mostly during COMMIT."""
 
 import asyncio
 import json
@@ -104,7 +104,7 @@ async def storm(database: str, directory: Path, seed: int, size: Size) -> list[P
             proxy.faults = size.faults
             proxy.commit_faults.extend(
                 chance.sample(list(CommitFault), len(CommitFault))
-            )  # each fault once, then at random
+            )  # Use each fault once, and then choose faults at random.
         rest = (seed, size.clients, size.events, database, *(server.url for server in found))
         loads = [
             stack.enter_context(start_script(storm_worker.__file__, directory, f"load{load}", *rest))
@@ -141,4 +141,4 @@ async def test_every_acknowledged_event_is_stored_once_despite_kills_and_cuts(
     assert len(history.head_queries) >= LOADS * storm_worker.HEAD_QUERIES_MIN
     places = {(call.id, call.server) for call in history.calls if call.answer == COMMITTED}
     assert {server for _, server in places} == set(range(size.servers))
-    assert len(places) > len(history.records)  # several servers acknowledged the same events
+    assert len(places) > len(history.records)  # Several servers acknowledged the same events.

@@ -1,4 +1,4 @@
-"""After a COMMIT without an answer, the log finds out the outcome and reports it to all callers."""
+"""After a COMMIT without an answer, the log determines the outcome and reports it to all callers."""
 
 import asyncio
 import logging
@@ -24,14 +24,14 @@ from servers.shared_logs import (
     fetch_rows,
     limits,
     open_proxied_log,
-    place,
+    position_of,
     positions,
     retry_until_available,
 )
 
 CUTS = (CommitFault.CUT_BEFORE, CommitFault.CUT_AFTER, CommitFault.CUT_AT_ANSWER, CommitFault.CUT_IN_ANSWER)
 COMMITTED_FATES = (CommitFault.CUT_AT_ANSWER, CommitFault.CUT_IN_ANSWER)
-"""Faults after which the transaction is certainly committed."""
+"""Faults after which the transaction has certainly been committed."""
 
 
 @asynccontextmanager
@@ -57,11 +57,11 @@ async def test_commit_with_a_lost_answer_happens_once_and_is_acknowledged(databa
         first = await log.submit(event(1))
         assert isinstance(first, Committed)
         assert proxy.done[fate] == 1
-        if fate in COMMITTED_FATES:  # one further COMMIT, for the outcome query; no repeated batch
+        if fate in COMMITTED_FATES:  # There is one further COMMIT, for the outcome query, but no repeated batch.
             assert proxy.done[Incident.PASSED] == passed + 1
         if fate is CommitFault.CUT_BEFORE:
             assert proxy.done[Incident.PASSED] == passed + 2
-        assert place(await log.submit(event(2))) == 2
+        assert position_of(await log.submit(event(2))) == 2
         assert proxy.cancel_requests == 0
     async with open_log(database) as other:
         assert await other.submit(event(1)) == Replayed(first.receipt)
@@ -92,8 +92,8 @@ def claim(holder: str) -> Claim:
 
 @pytest.mark.rule("CO-16")
 @pytest.mark.parametrize("fate", CUTS)
-async def test_side_state_with_a_lost_answer_is_the_same_as_if_written_once(database: str, fate: CommitFault) -> None:
-    """No block identifies side state, so it is written again, which must not change the result."""
+async def test_side_state_with_a_lost_answer_is_written_with_the_same_result(database: str, fate: CommitFault) -> None:
+    """No block identifies side state. It is therefore written again, which must not change the result."""
 
     async def submit_with_fault(proxy: PostgresProxy, log: Log, item: Item) -> Verdict:
         proxy.commit_faults.append(fate)
@@ -111,11 +111,11 @@ async def test_side_state_with_a_lost_answer_is_the_same_as_if_written_once(data
 
 
 @pytest.mark.rule("CO-12", "CO-16")
-async def test_commit_happens_once_although_outcome_queries_fail_repeatedly(database: str) -> None:
+async def test_commit_happens_once_even_if_outcome_queries_fail_repeatedly(database: str) -> None:
     async with open_proxied_log(database) as (proxy, log):
         for number, fates in enumerate([CUTS, CUTS[::-1], COMMITTED_FATES * 2, (CommitFault.CUT_BEFORE,) * 4], 1):
             proxy.commit_faults.extend(fates)
-            assert place(await log.submit(event(number))) == number
+            assert position_of(await log.submit(event(number))) == number
             assert not proxy.commit_faults
     assert await positions(database) == {number: [number] for number in range(1, 5)}
 
@@ -141,7 +141,7 @@ async def test_unreachable_database_is_a_retryable_error(database: str, fate: Co
         again = await retry_until_available(partial(log.submit, event(1)))
         assert isinstance(again, kind)
         assert isinstance(await retry_until_available(partial(log.submit, event(1))), Replayed)
-        assert place(await retry_until_available(partial(log.submit, event(2)))) == 2
+        assert position_of(await retry_until_available(partial(log.submit, event(2)))) == 2
     assert await positions(database) == {1: [1], 2: [2]}
 
 
@@ -167,12 +167,12 @@ async def test_timed_out_commit_is_abandoned_and_its_outcome_queried(
         submitted = asyncio.create_task(log.submit(event(1)))
         await answer.wait_reached()
         loop_clock.advance(LONG_MS / 1000)
-        if is_released:  # released after the client closed its socket
+        if is_released:  # The lane is released after the client has closed its socket.
             await asyncio.wait([submitted])
             answer.release()
         assert isinstance(await submitted, Committed)
         assert proxy.cancel_requests == 0
-        assert place(await log.submit(event(2))) == 2
+        assert position_of(await log.submit(event(2))) == 2
     assert await positions(database) == {1: [1], 2: [2]}
 
 
@@ -187,7 +187,7 @@ async def test_cancelled_caller_does_not_cancel_the_statement(database: str, sta
         with pytest.raises(asyncio.CancelledError):
             await submitted
         answer.release()
-        assert place(await log.submit(event(2))) == 2  # the first event was committed
+        assert position_of(await log.submit(event(2))) == 2  # The first event was committed.
         assert proxy.cancel_requests == 0
     assert proxy.cancel_requests == 0
     assert await positions(database) == {1: [1], 2: [2]}
@@ -205,26 +205,26 @@ async def test_close_during_a_commit_waits_for_it(database: str) -> None:
             assert not closing.done()
             answer.release()
             await closing
-        assert place(await submitted) == 1
+        assert position_of(await submitted) == 1
         assert proxy.cancel_requests == 0
         await until(lambda: proxy.open_count == 0)
 
 
 @pytest.mark.rule("CO-16")
-async def test_lane_locked_for_too_long_raises_until_it_is_free(database: str) -> None:
+async def test_write_to_a_locked_lane_raises_until_the_lane_is_free(database: str) -> None:
     async with open_proxied_log(database, postgres_lane_ms=200) as (_, log):
         async with lock_lane(database):
             for number in (1, 2):
                 with pytest.raises(StoreUnavailableError):
                     await log.submit(event(number))
-        assert place(await retry_until_available(partial(log.submit, event(1)))) == 1
+        assert position_of(await retry_until_available(partial(log.submit, event(1)))) == 1
 
 
 @pytest.mark.rule("CO-16")
 async def test_commit_outcome_is_queried_until_the_lane_is_free(
     database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first queries time out waiting for the lane, and must not leave a failed transaction behind."""
+    """The first queries time out while they wait for the lane. They must not leave a failed transaction behind."""
     caplog.set_level(logging.DEBUG, "oncelog.postgres")
     async with open_proxied_log(database, postgres_lane_ms=200) as (proxy, log):
         commits = proxy.hold("COMMIT")
@@ -234,7 +234,7 @@ async def test_commit_outcome_is_queried_until_the_lane_is_free(
             proxy.cut_all()
             await until(lambda: caplog.text.count("retrying on another session after LockNotAvailableError") >= 3)
         assert isinstance(await submitted, Committed)
-        assert place(await log.submit(event(2))) == 2
+        assert position_of(await log.submit(event(2))) == 2
         assert "InFailedSQLTransactionError" not in caplog.text
 
 
@@ -242,13 +242,13 @@ async def test_commit_outcome_is_queried_until_the_lane_is_free(
 async def test_session_without_answers_is_replaced(database: str) -> None:
     hurry = {"postgres_lane_ms": 100, "postgres_connect_ms": 500, "postgres_commit_ms": 5_000}
     async with open_proxied_log(database, **hurry) as (proxy, log):
-        assert place(await log.submit(event(1))) == 1
+        assert position_of(await log.submit(event(1))) == 1
         assert len((await log.read()).records) == 1
         proxy.stall_all()
-        proxy.stalled_sessions = 2  # the next two sessions also stall after they begin
+        proxy.stalled_sessions = 2  # The next two sessions also stall after they begin.
         submitted = asyncio.create_task(log.submit(event(2)))
         records = (await log.read()).records
-        assert place(await submitted) == 2
+        assert position_of(await submitted) == 2
         assert [record.position for record in records] in ([1], [1, 2])
         assert proxy.stalled_sessions == 0
         assert proxy.cancel_requests == 0

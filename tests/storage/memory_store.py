@@ -1,4 +1,4 @@
-"""A store made of dictionaries, with which tests compare the database stores.
+"""A store based on dictionaries, with which tests compare the database stores.
 
 It shares `plan` with them, but no queries.
 """
@@ -361,7 +361,8 @@ class MemoryStore:
         log, text = self._check_open(), encode_tenants(tenants)
         if text == self._tenants:
             return False
-        count = UsageCount(CountStart(self._tenants, self._erasures, {}), tenants)  # before the commit: it can raise
+        # Counting comes before the commit, because it can raise.
+        count = UsageCount(CountStart(self._tenants, self._erasures, {}), tenants)
         if act is not None:
             await self.commit([build_act_request(act, 0, self.settings.lanes)])
         count.add(map(_measure_record, log.records))
@@ -430,7 +431,7 @@ class MemoryStore:
         restored = [record.body for record in records if record.policy == RESTORE_POLICY and record.lane == 0]
         return decode_previous_epochs(restored[-PREVIOUS_EPOCHS_MAX:])
 
-    # --- inside
+    # --- internals
 
     def _check_open(self) -> MemoryLog:
         if not self._is_open:

@@ -1,4 +1,4 @@
-"""Databases of older schema versions, made from current databases."""
+"""Downgrade a current database to an older schema version."""
 
 from databases import query
 
@@ -6,7 +6,7 @@ WITHOUT_USAGE_VERSION = (
     "ALTER TABLE oncelog_entities DROP COLUMN erased",
     "ALTER TABLE oncelog_state DROP COLUMN usage_version",
 )
-"""Statements for both databases that revert the migrations since version 2 of usage."""
+"""Statements for both databases. They revert all migrations since the one that introduced version 2 of the usage."""
 WITHOUT_ROLES = (
     *WITHOUT_USAGE_VERSION,
     "DROP INDEX IF EXISTS oncelog_records_internal",
@@ -16,7 +16,7 @@ WITHOUT_ROLES = (
     "ALTER TABLE oncelog_members DROP COLUMN joined",
     "ALTER TABLE oncelog_members DROP COLUMN is_owner",
 )
-"""Statements for both databases that revert the migrations since roles."""
+"""Statements for both databases. They revert all migrations since the one that introduced roles."""
 
 
 def downgrade_to_schema_4(place: str) -> None:

@@ -19,7 +19,7 @@ from oncelog.storage.postgres.connection import split_address
 NOBODY = "127.0.0.1:1"
 CONNECT_S = 600
 LONG_MS = 3_600_000
-"""Longer than any test takes."""
+"""Longer than the duration of any test."""
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ LONG_MS = 3_600_000
         ("POSTGRESQL://u:secret@h/app", "POSTGRESQL://u@h/app"),
     ],
 )
-def test_shown_address_hides_secrets_and_keeps_the_schema(address: str, said: str) -> None:
+def test_displayed_address_hides_secrets_and_keeps_the_schema(address: str, said: str) -> None:
     assert redact_address(address) == said
     assert is_address(address) == (address != "app.db")
 
@@ -82,12 +82,12 @@ def test_address_with_several_hosts_is_split() -> None:
 async def test_silent_host_is_skipped_after_the_connect_timeout(database: str, loop_clock: LoopClock) -> None:
     is_connected, may_end = asyncio.Event(), asyncio.Event()
 
-    async def say_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def never_answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_connected.set()
         await may_end.wait()
         writer.close()
 
-    silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    silent = await asyncio.start_server(never_answer, "127.0.0.1", 0)
     both = add_host(database, first=f"127.0.0.1:{silent.sockets[0].getsockname()[1]}")
     log = open_log(both, limits=Limits(postgres_connect_ms=CONNECT_S * 1000, postgres_patience_ms=LONG_MS))
     opening = asyncio.create_task(log.__aenter__())
@@ -116,12 +116,12 @@ async def assert_fails_with(address: str, says: str) -> None:
     with pytest.raises(StoreUnavailableError, match=says):
         await open_log(address, limits=Limits(postgres_patience_ms=LONG_MS)).__aenter__()
 
-    def look() -> None:
+    def inspect_log() -> None:
         with create_inspector(address).open_view():
             pass
 
     with pytest.raises(StoreUnavailableError, match=says):
-        await asyncio.to_thread(look)
+        await asyncio.to_thread(inspect_log)
 
 
 @pytest.mark.parametrize("where", [{"first": NOBODY}, {"last": NOBODY}], ids=["first", "last"])
@@ -140,12 +140,12 @@ async def test_error_of_a_responding_host_is_reported_over_a_host_with_several_a
     """For such a host, for example `localhost`, asyncio combines the errors of all addresses."""
     found = socket.getaddrinfo
 
-    def many(host: Any, *arguments: Any, **options: Any) -> Any:
+    def resolve_to_two_addresses(host: Any, *arguments: Any, **options: Any) -> Any:
         if host != "many":
             return found(host, *arguments, **options)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 1)) for one in ("127.0.0.1", "127.0.0.2")]
 
-    monkeypatch.setattr(socket, "getaddrinfo", many)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_to_two_addresses)
     wrong = database.replace("/postgres?", "/nowhere?")
     await assert_fails_with(add_host(wrong, **where), 'database "nowhere" does not exist')
     await assert_fails_with(
@@ -177,11 +177,11 @@ async def test_password_with_a_slash_is_not_reported_as_a_database_name() -> Non
     """The user name looks like a host, and the password begins like a port."""
     address = f"postgresql://{host_of(server_address())}/pa55@h/app"
 
-    def look() -> None:
+    def inspect_log() -> None:
         with create_inspector(address).open_view():
             pass
 
-    for call in (open_log(address).__aenter__(), asyncio.to_thread(look)):
+    for call in (open_log(address).__aenter__(), asyncio.to_thread(inspect_log)):
         with pytest.raises(SettingsError) as caught:
             await call
         assert "pa55" not in "".join(traceback.format_exception(caught.value))

@@ -1,4 +1,4 @@
-"""For generated histories, SQLite, PostgreSQL and a store made of dictionaries agree on verdicts, hashes and keys.
+"""For generated histories, SQLite, PostgreSQL and an in-memory store agree on verdicts, hashes and keys.
 
 The histories come from the tests for `plan` (`core.test_plan_model`). Between batches, the clock jumps, bodies are
 erased, and the log is closed and reopened. With segments of two keys, SQLite's key index seals and merges throughout.
@@ -36,7 +36,7 @@ from storage.sqlite.writers import QuickDriver
 
 SEAL_KEYS: Final = 2
 POSTGRES_EXAMPLES: Final = settings().max_examples // 10
-"""Fewer examples, because each takes several times as long as on SQLite."""
+"""A smaller number of examples, because each takes several times as long as on SQLite."""
 
 
 class Moment(NamedTuple):
@@ -47,7 +47,7 @@ class Moment(NamedTuple):
     """The wall clock jumps to the time of the batch; otherwise both clocks advance."""
     is_confirmed: bool = False
     erased: int = 0
-    """How many of the newest records are erased."""
+    """Number of the newest records that are erased."""
     tenants: tuple[Tenant, ...] | None = None
     """New quotas."""
 
@@ -120,7 +120,7 @@ class Replayer:
         self.log = log
         self.answers: list[Answer] = []
 
-    def tell(self, step: Step, moment: Moment) -> list[list[Verdict]] | str:
+    def apply(self, step: Step, moment: Moment) -> list[list[Verdict]] | str:
         """Apply a step and return its verdicts, or the name of the error."""
         log = self.log
         move_to(log.clock, step.now_ms, moment.is_set)
@@ -161,20 +161,20 @@ def move_to(clock: ManualClock, now_ms: int, is_set: bool) -> None:
 
 @contextmanager
 def open_both_stores(kind: str, settings: Settings) -> Iterator[tuple[Replayer, Replayer]]:
-    """Open a store of dictionaries and a store of the given kind."""
+    """Open an in-memory store and a store of the given kind."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "log.db"
 
         def in_memory(clock: ManualClock, its: Settings | None) -> Store:
             return MemoryStore(its, clock=clock, draw=bytes)
 
-        def kept(clock: ManualClock, its: Settings | None) -> Store:
+        def open_durable(clock: ManualClock, its: Settings | None) -> Store:
             if kind == POSTGRES:
                 return PostgresStore(address_of(path), its, clock=clock, draw=bytes, keep_clock_ms=0)
             return SqliteStore(path, its, clock=clock, draw=bytes, driver=QuickDriver(), seal_keys=SEAL_KEYS)
 
         memory = StoreDriver(in_memory, settings, is_durable=False)
-        durable = StoreDriver(kept, settings, is_durable=True)
+        durable = StoreDriver(open_durable, settings, is_durable=True)
         try:
             yield Replayer(memory), Replayer(durable)
         finally:
@@ -188,7 +188,7 @@ def open_both_stores(kind: str, settings: Settings) -> Iterator[tuple[Replayer, 
 def compare(kind: str, timed_history: TimedHistory) -> None:
     with open_both_stores(kind, timed_history.settings) as (memory, durable):
         for number, (step, moment) in enumerate(zip(timed_history.steps, timed_history.moments, strict=True)):
-            assert durable.tell(step, moment) == memory.tell(step, moment), f"batch {number}"
+            assert durable.apply(step, moment) == memory.apply(step, moment), f"batch {number}"
         for _ in range(2):
             assert read_store(durable.log) == read_store(memory.log)
             assert check_invariants(durable, timed_history) == []

@@ -75,7 +75,7 @@ def test_verify_finds_a_missing_index_of_audit_records(log: str) -> None:
     assert "oncelog_records_internal" in lie.message
 
 
-def test_verify_finds_an_act_recorded_twice(log: str) -> None:
+def test_verify_finds_an_act_that_was_recorded_twice(log: str) -> None:
     record_acts(log)
     with oncelog.open_blocking(log) as opened:
         opened.submit(RecordAct(act=READ_ONLY_ON, actor="user:root", key=act_key("read_only_on", "2")))

@@ -30,7 +30,7 @@ def test_manual_clock_advances_only_when_set() -> None:
 
 @pytest.mark.rule("CO-17")
 @pytest.mark.parametrize("passed_ms", [0, 1, 10**9])
-def test_clock_jump_is_wall_time_without_elapsed_time(passed_ms: int) -> None:
+def test_clock_jump_is_a_change_of_wall_time_without_elapsed_time(passed_ms: int) -> None:
     clock = ManualClock()
     mark = ClockMark.read(clock)
     clock.advance(passed_ms)

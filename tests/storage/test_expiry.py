@@ -21,7 +21,7 @@ from oncelog.testing.contract.writes import DAY_MS, claim, event, transaction
 from storage.sqlite.writers import QuickDriver
 
 ROWS: Final = EXPIRY_BATCH_ROWS + 50
-"""More rows than one slice of an expiry pass."""
+"""Number of rows that exceeds one slice of an expiry pass."""
 
 
 class ExpiringLog:
@@ -35,7 +35,7 @@ class ExpiringLog:
     def commit(self, *items: Any) -> set[type]:
         return {type(verdict) for verdict in self.session.commit([Request(items)], None).verdicts[0]}
 
-    def sweep(self) -> None:
+    def run_expiry(self) -> None:
         """Commit often enough for two full expiry passes."""
         for _ in range(EXPIRY_INTERVAL_COMMITS * 2 * (ROWS // EXPIRY_BATCH_ROWS + 2)):
             self.commit(event(next(self._numbers)))
@@ -43,13 +43,13 @@ class ExpiringLog:
     def rows(self, table: str) -> int:
         return int(self.session.connection.execute(f"SELECT count(*) FROM oncelog_{table}").fetchone()[0])  # noqa: S608
 
-    def later(self, ms: int) -> None:
+    def advance(self, ms: int) -> None:
         self.clock.advance(ms)
         self.session.confirm_clock()
 
 
 @contextmanager
-def swept(path: Path) -> Iterator[ExpiringLog]:
+def expiring_log(path: Path) -> Iterator[ExpiringLog]:
     clock = ManualClock()
     session = Writer(str(path), QuickDriver(), TransactionOptions(clock, bytes))
     session.open(Settings(lanes=1, eviction_interval=10))
@@ -61,91 +61,91 @@ def swept(path: Path) -> Iterator[ExpiringLog]:
 
 
 @pytest.mark.rule("CO-17")
-def test_ended_leases_are_removed_when_they_are_forgotten(tmp_path: Path) -> None:
-    with swept(tmp_path / "log.db") as log:
+def test_ended_leases_are_removed_once_they_are_no_longer_remembered(tmp_path: Path) -> None:
+    with expiring_log(tmp_path / "log.db") as log:
         assert log.commit(*[claim(number, "holder") for number in range(ROWS)]) == {Granted}
-        log.later(LEASE_MS_DEFAULT + LEASE_MEMORY_MS)
+        log.advance(LEASE_MS_DEFAULT + LEASE_MEMORY_MS)
         log.commit(claim(ROWS, "holder"))  # advances the log time of the lane
-        log.sweep()
+        log.run_expiry()
         assert log.rows("leases") == ROWS + 1
-        log.later(1)
+        log.advance(1)
         log.commit(claim(ROWS + 1, "holder"))
-        log.sweep()
+        log.run_expiry()
         assert log.rows("leases") == 2
 
 
 @pytest.mark.rule("CO-17")
 def test_evicted_clients_are_removed(tmp_path: Path) -> None:
-    with swept(tmp_path / "log.db") as log:
+    with expiring_log(tmp_path / "log.db") as log:
         assert log.commit(*[transaction(number, 1, client=f"c{number}") for number in range(1, ROWS + 1)]) == {
             Committed
         }
-        log.later(DAY_MS)
+        log.advance(DAY_MS)
         log.commit(*[transaction(ROWS + number, number, client="busy") for number in range(1, 21)])
-        log.sweep()
+        log.run_expiry()
         assert log.rows("clients") == ROWS + 1  # an age of exactly one day is not too old
-        log.later(1)
+        log.advance(1)
         log.commit(*[transaction(ROWS + 20 + number, 20 + number, client="busy") for number in range(1, 21)])
-        log.sweep()
+        log.run_expiry()
         assert log.rows("clients") == 1
         assert log.commit(transaction(9999, 1, client="c1")) == {Committed}  # the client starts again at 1
 
 
 @pytest.mark.rule("CO-17")
 def test_expired_entities_are_removed(tmp_path: Path) -> None:
-    with swept(tmp_path / "log.db") as log:
+    with expiring_log(tmp_path / "log.db") as log:
         end_ms = log.clock.wall_ms() + 1000
         operations = [
             SetEntity(f"entity {number}", b"x", expires_at_ms=end_ms if number % 2 else None) for number in range(ROWS)
         ]
         log.commit(transaction(1, 1, *operations))
-        log.later(999)
+        log.advance(999)
         log.commit(transaction(2, 2))
-        log.sweep()
+        log.run_expiry()
         assert log.rows("entities") == ROWS
-        log.later(1)
+        log.advance(1)
         log.commit(transaction(3, 3))
-        log.sweep()
+        log.run_expiry()
         assert log.rows("entities") == ROWS // 2
 
 
 @pytest.mark.rule("CO-17")
 def test_refilled_rate_buckets_are_removed(tmp_path: Path) -> None:
     rate = Rate(1, burst=2)
-    with swept(tmp_path / "log.db") as log:
+    with expiring_log(tmp_path / "log.db") as log:
         everybody = [event(number, actor=f"user {number}", rate=rate) for number in range(ROWS)]
         assert log.commit(*everybody) == {Committed}
         assert log.commit(event(ROWS, actor="user 1", rate=rate)) == {Committed}
-        log.later(999)
-        log.sweep()  # events of this actor advance the log time of the lane
+        log.advance(999)
+        log.run_expiry()  # events of this actor advance the log time of the lane
         assert log.rows("rates") == ROWS
         assert log.commit(event(ROWS + 1, actor="user 1", rate=rate)) == {Refused}
-        log.later(1)
-        log.sweep()
+        log.advance(1)
+        log.run_expiry()
         assert log.rows("rates") == 1
         assert log.commit(event(ROWS + 1, actor="user 1", rate=rate)) == {Committed}
-        log.later(2000)
-        log.sweep()
+        log.advance(2000)
+        log.run_expiry()
         assert log.rows("rates") == 0
         assert log.commit(event(ROWS + 2, actor="user 1", rate=rate)) == {Committed}
 
 
 def test_undecodable_policy_does_not_stop_commits(tmp_path: Path) -> None:
     """The policy may be from a newer version. Its rows are kept."""
-    with swept(tmp_path / "log.db") as log:
+    with expiring_log(tmp_path / "log.db") as log:
         log.commit(transaction(1, 1, client="c1"))
         log.session.connection.execute("UPDATE oncelog_policies SET declaration = '{}' WHERE name = 'ledger'")
-        log.later(2 * DAY_MS)
+        log.advance(2 * DAY_MS)
         log.commit(*[transaction(10 + number, number, client="busy") for number in range(1, 21)])
-        log.sweep()
+        log.run_expiry()
         assert log.rows("clients") == 2
 
 
 def test_expiry_keeps_up_with_large_batches(tmp_path: Path) -> None:
-    with swept(tmp_path / "log.db") as log:
+    with expiring_log(tmp_path / "log.db") as log:
         for start in range(0, 40 * ROWS, ROWS):
             log.commit(*[claim(start + number, "holder") for number in range(ROWS)])
-        log.later(LEASE_MS_DEFAULT + LEASE_MEMORY_MS + 1)
+        log.advance(LEASE_MS_DEFAULT + LEASE_MEMORY_MS + 1)
         for start in range(40 * ROWS, 120 * ROWS, ROWS):
             log.commit(*[claim(start + number, "holder") for number in range(ROWS)])
         assert log.rows("leases") == 80 * ROWS

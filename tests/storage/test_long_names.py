@@ -277,7 +277,7 @@ async def test_delta_names_of_the_documented_lengths_are_stored_and_listed_in_or
 
 @BOTH_STORES
 @pytest.mark.rule("CO-34", "RU-5")
-async def test_leases_with_names_of_the_documented_lengths_are_granted_and_swept(tmp_path: Path) -> None:
+async def test_leases_with_names_of_the_documented_lengths_are_granted_and_expire(tmp_path: Path) -> None:
     chance = Random(5)
     policy = Policy(
         name="p" * POLICY_NAME_CHARACTERS_MAX,
@@ -303,7 +303,7 @@ async def test_leases_with_names_of_the_documented_lengths_are_granted_and_swept
 
 @pytest.mark.stores(POSTGRES)
 @pytest.mark.rule("CO-34", "LG-15")
-async def test_rows_with_long_keys_are_swept_with_the_others(tmp_path: Path) -> None:
+async def test_rows_with_long_keys_expire_like_the_others(tmp_path: Path) -> None:
     chance, clock = Random(6), ManualClock()
     place, scope = log_at(tmp_path / "log.db"), "org"
     keys = [long_key(chance) for _ in range(5)]
@@ -358,7 +358,7 @@ async def test_verify_finds_a_wrong_digest(tmp_path: Path) -> None:
 @pytest.mark.stores(POSTGRES)
 @pytest.mark.rule("CO-34")
 async def test_listings_of_short_and_long_keys_use_their_indexes(tmp_path: Path) -> None:
-    """A listing that sorts the entities of its scope would take longer with every entity."""
+    """If a listing sorted the entities of its scope, it would take longer with every entity."""
     place, chance = log_at(tmp_path / "log.db"), Random(8)
     async with open_log(place) as log:
         operations = [SetEntity(long_key(chance) if number % 4 == 0 else f"k{number}", b"1") for number in range(400)]
@@ -396,7 +396,7 @@ async def test_plans_made_for_empty_tables_look_up_each_key(tmp_path: Path) -> N
                     await connection.execute("DEALLOCATE looking")
                     lines = "\n".join(row[0] for row in plan)
                     if table in ("streams", "usage"):
-                        continue  # these tables have complete primary keys
+                        continue  # The primary keys of these tables contain the complete names.
                     assert re.search(r"Index Cond: .*(scope = n\.|digest = n\.|\"left\"\(scope, 64\) = )", lines), (
                         statement,
                         lines,
@@ -410,7 +410,7 @@ async def prepare_statement(connection: Any) -> str:
     return "listing"
 
 
-def test_digest_is_stored_for_keys_that_exceed_the_limit_together() -> None:
+def test_digest_is_stored_for_keys_that_together_exceed_the_limit() -> None:
     assert compute_digest(("a" * 1000, "b" * 1000)) is None
     assert compute_digest(("a" * 1000, "b" * 1001)) == compute_digest(["a" * 1000, "b" * 1001])
     assert compute_digest(("ä" * 500, "b" * 1000)) is None

@@ -44,14 +44,14 @@ def on_sqlite() -> Generator[Run, None, None]:
 
 
 @pytest.mark.usefixtures("statements")
-def test_result_on_sqlite(on_sqlite: Run) -> None:
+def test_statement_returns_typed_rows_on_sqlite(on_sqlite: Run) -> None:
     assert on_sqlite(add, [1, 2, 3], "a\0") == (6, ["a\0"])
     with pytest.raises(LookupError, match="nothing"):
         on_sqlite(fail)
 
 
 @pytest.mark.usefixtures("statements")
-async def test_result_on_postgres(database: str) -> None:
+async def test_statement_returns_typed_rows_on_postgres(database: str) -> None:
     connection = await asyncpg.connect(database)
     try:
         assert await postgres_driver.run_query(connection, add, [1, 2, 3], "a") == (6, ["a"])

@@ -16,7 +16,7 @@ def write(number: int, actor: str, burst: int) -> Submission:
 
 
 def commits(session: Writer, *items: Submission) -> int:
-    """Return how many items committed, and assert that the others were refused."""
+    """Return the number of committed items, and assert that the others were refused."""
     verdicts = session.commit([Request(items)], None).verdicts[0]
     assert {type(verdict) for verdict in verdicts} <= {Committed, Refused}
     return sum(type(verdict) is Committed for verdict in verdicts)

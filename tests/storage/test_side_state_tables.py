@@ -13,7 +13,7 @@ from oncelog.storage.side_state import STORED_TABLES, TABLES
 from oncelog.storage.sqlite.database_file import SqliteDriver, connect, create_or_open
 
 IDENTITIES = {"keys", "sequences"}
-"""Mappings that stores find through the records."""
+"""Mappings of a snapshot without a table, because stores derive them from the records."""
 COLUMNS = """
 SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
 WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped

@@ -42,7 +42,7 @@ def members_of_one_stream(number: int) -> Iterable[Item]:
         yield SetMember("t/chat", f"{number}-{one}-{os.urandom(200).hex()}")
 
 
-def members_that_come_and_go(number: int) -> Iterable[Item]:
+def members_that_join_and_leave(number: int) -> Iterable[Item]:
     yield OpenStream(SCOPE, "ann")
     yield message(number, scope=SCOPE, actor="ann")
     for one in range(20):
@@ -93,7 +93,7 @@ SHAPES: tuple[Callable[[int], Iterable[Item]], ...] = (
     events_with_many_short_partitions,
     events_with_long_partitions,
     members_of_one_stream,
-    members_that_come_and_go,
+    members_that_join_and_leave,
     small_entities,
     short_relationships,
     clients_with_long_names,

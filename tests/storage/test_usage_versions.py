@@ -35,7 +35,7 @@ async def read_usage(store: Store) -> dict[str, Usage]:
     return {tenant.prefix: usage for tenant, usage in await store.usage()}
 
 
-async def opened(path: Path) -> Store:
+async def open_older(path: Path) -> Store:
     store = store_at(path)
     await store.open()
     return store
@@ -68,7 +68,7 @@ def downgrade(path: Path, usage: dict[str, Usage]) -> None:
 @pytest.mark.rule("CO-30")
 async def test_usage_of_an_earlier_version_is_recounted_when_the_log_is_opened(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    store = await opened(path)
+    store = await open_older(path)
     await store.set_tenants(TENANTS)
     decided = await store.commit([Request((item,)) for item in WRITES])
     assert not [verdict for (verdict,) in decided.verdicts if isinstance(verdict, Refused)]
@@ -76,11 +76,11 @@ async def test_usage_of_an_earlier_version_is_recounted_when_the_log_is_opened(t
     await store.close()
     downgrade(path, before)
     for _ in range(2):
-        store = await opened(path)
+        store = await open_older(path)
         assert await read_usage(store) == before
         assert not await store.set_tenants(TENANTS), "the quotas are unchanged"
         await store.close()
-    store = await opened(path)
+    store = await open_older(path)
     verdicts = (await store.commit([Request((transaction(2, 2),)), Request((transaction(3, 3),))])).verdicts
     assert isinstance(verdicts[0][0], Committed)
     assert isinstance(verdicts[1][0], Refused)
@@ -96,7 +96,7 @@ async def test_store_is_closed_if_counting_fails_while_it_is_opened(
         raise StoreUnavailableError("the disk is full")
 
     path = tmp_path / "log.db"
-    store = await opened(path)
+    store = await open_older(path)
     await store.set_tenants(TENANTS)
     usage = await read_usage(store)
     await store.close()
@@ -113,7 +113,7 @@ async def test_store_is_closed_if_counting_fails_while_it_is_opened(
 @pytest.mark.rule("CO-30")
 async def test_processes_that_open_an_older_log_concurrently_recount_it_once(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    store = await opened(path)
+    store = await open_older(path)
     await store.set_tenants(TENANTS)
     await store.commit([Request((item,)) for item in WRITES])
     before = await read_usage(store)

@@ -1,4 +1,4 @@
-"""The simulated disk: which writes survive, which are lost, and how it fails."""
+"""The simulated disk: the writes that survive, the writes that are lost, and failures."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from oncelog.testing.disk_files import FileWrite
 NAME = "log.db"
 SEEDS: tuple[int | None, ...] = (None, *range(20))
 ROWS = 3
-"""Rows per transaction. Each row is on separate pages, so that a partial transaction is visible."""
+"""Rows per transaction. Each row is on separate pages, so that a test detects a partial transaction."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def write(connection: DiskConnection, batch: int) -> None:
 
 
 def batches(disk: Disk) -> list[int]:
-    """Return the stored batches. Check that each batch is whole and the database is intact."""
+    """Return the stored batches. Assert that each batch is complete and the database is intact."""
     connection = disk.connect(NAME)
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     if not connection.execute("SELECT 1 FROM sqlite_schema").fetchall():
@@ -68,7 +68,7 @@ def count_during_run(counter: Callable[[Disk], int]) -> int:
         return counter(disk)
 
 
-def error_of(action: Callable[[], object]) -> sqlite3.Error:
+def error_code_of(action: Callable[[], object]) -> sqlite3.Error:
     with pytest.raises(sqlite3.Error) as caught:
         action()
     return caught.value
@@ -109,7 +109,7 @@ def test_power_loss_after_the_commit_loses_nothing(disk: Disk, seed: int | None)
 def test_uncommitted_transaction_is_lost_at_power_loss(disk: Disk) -> None:
     connection = open_database(disk)
     write(connection, 1)
-    connection.execute("PRAGMA cache_size=1")  # writes pages before the commit
+    connection.execute("PRAGMA cache_size=1")  # The transaction writes pages before it commits.
     connection.execute("BEGIN IMMEDIATE")
     before = disk.allocations
     connection.executemany("INSERT INTO entry VALUES (?, ?)", [(2, bytes(5000))] * 20)
@@ -149,7 +149,8 @@ def test_seed_selects_the_pending_writes_that_survive(tmp_path: Path, at_sync: b
             before = content(disk, tmp_path)
             connection.execute(f"PRAGMA synchronous={'FULL' if at_sync else 'OFF'}")
             if at_sync:
-                disk.lose_power_at_sync(3, seed)  # the first two sync the journal, the third the database
+                # The first two syncs are of the journal, and the third is of the database.
+                disk.lose_power_at_sync(3, seed)
                 with pytest.raises(sqlite3.OperationalError):
                     connection.execute("INSERT INTO entry VALUES (?)", (b"x" * 50000,))
             else:
@@ -165,7 +166,7 @@ def test_seed_selects_the_pending_writes_that_survive(tmp_path: Path, at_sync: b
     assert kept[-1] < 50000
 
 
-def test_writes_are_torn_between_sectors() -> None:
+def test_writes_are_torn_at_sector_boundaries() -> None:
     write = FileWrite(offset=300, data=bytes(range(256)) * 8)
     torn = {write.tear(Random(seed)) for seed in range(50)}
     for part in torn:
@@ -184,7 +185,7 @@ def test_connections_from_before_the_power_loss_fail(disk: Disk) -> None:
     rows = connection.execute("SELECT batch FROM entry")
     disk.lose_power()
     for action in (rows.fetchone, lambda: connection.execute("SELECT 1"), lambda: write(connection, 2)):
-        error = error_of(action)
+        error = error_code_of(action)
         assert type(error) is sqlite3.OperationalError
         assert error.sqlite_errorname.startswith("SQLITE_IOERR")
     again = open_database(disk)
@@ -196,18 +197,18 @@ def test_connections_from_before_the_power_loss_fail(disk: Disk) -> None:
     assert batches(disk) == [1, 2]
 
 
-def test_connect_without_power_fails(disk: Disk) -> None:
+def test_connecting_without_power_fails(disk: Disk) -> None:
     connection = open_database(disk)
     disk.lose_power_at_sync(1)
-    error_of(lambda: write(connection, 1))
+    error_code_of(lambda: write(connection, 1))
     assert not disk.is_on
-    assert error_of(lambda: disk.connect(NAME)).sqlite_errorname.startswith("SQLITE_IOERR")
+    assert error_code_of(lambda: disk.connect(NAME)).sqlite_errorname.startswith("SQLITE_IOERR")
     disk.power_on()
     assert batches(disk) == []
 
 
 def test_unsynced_deletion_is_undone_at_power_loss() -> None:
-    """With a rollback journal, deleting the journal is the commit. Only EXTRA syncs the directory afterwards."""
+    """With a rollback journal, deleting the journal commits the transaction. Only EXTRA then syncs the directory."""
     for synchronous, survives in (("FULL", []), ("EXTRA", [1])):
         with Disk() as disk:
             connection = disk.connect(NAME)
@@ -259,17 +260,17 @@ def test_power_loss_after_a_fault_leaves_whole_transactions(seed: int | None) ->
 def test_fault_occurs_once_or_until_repair(disk: Disk) -> None:
     connection = open_database(disk)
     disk.fail_at(1, Fault.FULL)
-    error = error_of(lambda: write(connection, 1))
+    error = error_code_of(lambda: write(connection, 1))
     assert (error.sqlite_errorcode, error.sqlite_errorname) == (sqlite3.SQLITE_FULL, "SQLITE_FULL")
     assert str(error) == "database or disk is full"
     assert not connection.in_transaction
     write(connection, 1)
     disk.fail_at(2, Fault.IO_ERROR, sticky=True)
-    error = error_of(lambda: write(connection, 2))
+    error = error_code_of(lambda: write(connection, 2))
     assert (error.sqlite_errorcode, error.sqlite_errorname) == (sqlite3.SQLITE_IOERR_WRITE, "SQLITE_IOERR_WRITE")
     assert str(error) == "disk I/O error"
     for _ in range(3):
-        assert error_of(lambda: write(connection, 2)).sqlite_errorname.startswith("SQLITE_IOERR")
+        assert error_code_of(lambda: write(connection, 2)).sqlite_errorname.startswith("SQLITE_IOERR")
     disk.repair()
     write(connection, 2)
     connection.close()
@@ -349,7 +350,7 @@ def test_files_can_be_copied_out_and_loaded(disk: Disk, tmp_path: Path) -> None:
 def test_disks_are_separate() -> None:
     names = apsw.vfs_names()
     with Disk() as first, Disk() as second:
-        connections = open_database(first), open_database(second)  # the reference keeps the disk alive
+        connections = open_database(first), open_database(second)  # The reference keeps the disk alive.
         write(connections[0], 1)
         write(connections[1], 2)
         assert len(apsw.vfs_names()) == len(names) + 2
@@ -361,11 +362,11 @@ def test_disks_are_separate() -> None:
     assert apsw.vfs_names() == names
 
 
-def test_second_connection_is_locked_out(disk: Disk) -> None:
+def test_second_connection_finds_the_database_locked(disk: Disk) -> None:
     connection = open_database(disk)
     write(connection, 1)
     second = disk.connect(NAME)
-    error = error_of(lambda: second.execute("SELECT * FROM entry"))
+    error = error_code_of(lambda: second.execute("SELECT * FROM entry"))
     assert type(error) is sqlite3.OperationalError
     assert (error.sqlite_errorname, str(error)) == ("SQLITE_BUSY", "database is locked")
     connection.close()
@@ -380,16 +381,16 @@ def test_locks_between_readers_and_a_writer_match_sqlite(disk: Disk) -> None:
     first.execute("BEGIN IMMEDIATE")
     first.execute("INSERT INTO entry VALUES (1)")
     assert second.execute("SELECT * FROM entry").fetchall() == []
-    assert error_of(lambda: second.execute("BEGIN IMMEDIATE")).sqlite_errorname == "SQLITE_BUSY"
+    assert error_code_of(lambda: second.execute("BEGIN IMMEDIATE")).sqlite_errorname == "SQLITE_BUSY"
     second.execute("BEGIN")
     second.execute("SELECT * FROM entry").fetchall()
-    assert error_of(lambda: first.execute("COMMIT")).sqlite_errorname == "SQLITE_BUSY"
+    assert error_code_of(lambda: first.execute("COMMIT")).sqlite_errorname == "SQLITE_BUSY"
     second.execute("COMMIT")
     first.execute("COMMIT")
     assert second.execute("SELECT * FROM entry").fetchall() == [(1,)]
 
 
-def both() -> Iterator[DiskConnection | sqlite3.Connection]:
+def run_both() -> Iterator[DiskConnection | sqlite3.Connection]:
     with Disk() as disk:
         yield disk.connect(NAME)
     real = sqlite3.connect(":memory:", isolation_level=None)
@@ -398,7 +399,7 @@ def both() -> Iterator[DiskConnection | sqlite3.Connection]:
 
 
 def test_connection_behaves_like_sqlite3() -> None:
-    for connection in both():
+    for connection in run_both():
         cursor = connection.execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b, c NOT NULL)")
         assert (cursor.rowcount, cursor.fetchone(), cursor.fetchall()) == (-1, None, [])
         cursor = connection.executemany("INSERT INTO t VALUES (?, ?, ?)", [(1, b"x", "y"), (2, None, "z")])
@@ -433,7 +434,7 @@ def test_connection_behaves_like_sqlite3() -> None:
 )
 def test_errors_match_sqlite3(sql: str, parameters: tuple[int, ...]) -> None:
     seen = []
-    for connection in both():
+    for connection in run_both():
         connection.execute("CREATE TABLE t (a INTEGER UNIQUE NOT NULL)")
         connection.execute("INSERT INTO t VALUES (1)")
         with pytest.raises(sqlite3.Error) as caught:
@@ -447,7 +448,7 @@ def test_errors_match_sqlite3(sql: str, parameters: tuple[int, ...]) -> None:
 def test_file_that_is_not_a_database_is_reported(disk: Disk, tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b"no database at all" * 100)
     disk.load(tmp_path / NAME)
-    error = error_of(lambda: disk.connect(NAME).execute("SELECT * FROM sqlite_schema"))
+    error = error_code_of(lambda: disk.connect(NAME).execute("SELECT * FROM sqlite_schema"))
     assert type(error) is sqlite3.DatabaseError
     assert error.sqlite_errorname == "SQLITE_NOTADB"
 
@@ -456,7 +457,7 @@ def test_closed_connection_raises_programming_error(disk: Disk) -> None:
     connection = open_database(disk)
     connection.close()
     connection.close()
-    assert type(error_of(lambda: connection.execute("SELECT 1"))) is sqlite3.ProgrammingError
+    assert type(error_code_of(lambda: connection.execute("SELECT 1"))) is sqlite3.ProgrammingError
 
 
 def test_connection_may_be_used_in_a_different_thread(disk: Disk) -> None:
@@ -468,17 +469,17 @@ def test_connection_may_be_used_in_a_different_thread(disk: Disk) -> None:
     assert batches(disk) == [1]
 
 
-def test_killed_process_keeps_written_data_but_not_across_power_loss(disk: Disk) -> None:
+def test_killed_process_keeps_written_data_until_power_loss(disk: Disk) -> None:
     connection = open_database(disk)
     write(connection, 1)
     disk.kill_at_sync(1)
-    error_of(lambda: write(connection, 2))
+    error_code_of(lambda: write(connection, 2))
     assert not disk.is_on
     disk.power_on()
     assert batches(disk) == [1, 2]
 
     disk.kill()
-    error_of(lambda: connection.execute("SELECT 1"))
+    error_code_of(lambda: connection.execute("SELECT 1"))
     assert batches(disk) == [1, 2]
 
 
@@ -488,9 +489,10 @@ def test_data_of_a_failed_sync_is_readable_until_power_loss(forgets: bool) -> No
         connection = open_database(disk)
         write(connection, 1)
         disk.kill_at_sync(1)
-        error_of(lambda: write(connection, 2))
+        error_code_of(lambda: write(connection, 2))
         disk.power_on()
-        # Commit again with a successful sync, but do not close: closing would checkpoint the log.
+        # Commit again with a successful sync, but do not close the connection, because closing would checkpoint the
+        # log.
         after = open_database(disk)
         write(after, 3)
         assert [row[0] for row in after.execute("SELECT DISTINCT batch FROM entry")] == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""The in-memory log that is made of dictionaries."""
+"""The in-memory log, which is based on dictionaries."""
 
 import sys
 from threading import Barrier, Thread

@@ -23,7 +23,7 @@ async def begin_and_insert(proxy: PostgresProxy, number: int) -> Any:
 
 
 @pytest.mark.parametrize("fate", [CommitFault.CUT_BEFORE, CommitFault.CUT_AT_ANSWER, CommitFault.CUT_IN_ANSWER])
-async def test_commit_is_cut_before_or_at_or_in_the_answer(database: str, fate: CommitFault) -> None:
+async def test_commit_is_cut_at_the_requested_moment(database: str, fate: CommitFault) -> None:
     await fetch_rows(database, CREATE_TABLE)
     async with PostgresProxy(database) as proxy:
         connection = await begin_and_insert(proxy, 1)
@@ -112,8 +112,8 @@ async def test_server_can_be_unreachable_and_sessions_can_be_stalled(database: s
 
 
 async def test_incidents_are_determined_by_the_seed(database: str) -> None:
-    async def fates(seed: int) -> list[Counter[str]]:
-        """Run 20 transactions in new sessions, and return the incident counts after each."""
+    async def count_incidents(seed: int) -> list[Counter[str]]:
+        """Run 20 transactions in new sessions, and return the incident counts after each transaction."""
         faults = PostgresFaults(commit_rate=0.5)
         async with PostgresProxy(database, seed=seed, faults=faults) as proxy:
             found = []
@@ -127,13 +127,13 @@ async def test_incidents_are_determined_by_the_seed(database: str) -> None:
                 committing.exception()
             return found
 
-    first = await fates(7)
-    assert await fates(7) == first
-    assert await fates(8) != first
+    first = await count_incidents(7)
+    assert await count_incidents(7) == first
+    assert await count_incidents(8) != first
     assert len(first[-1]) > 3
 
 
-def test_messages_are_split_for_any_chunks() -> None:
+def test_messages_are_split_regardless_of_chunk_boundaries() -> None:
     one, other = b"Q\0\0\0\x0bCOMMIT\0", b"X\0\0\0\x04"
     stream = one + other + one
     for size in range(1, len(stream) + 1):

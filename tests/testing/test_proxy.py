@@ -21,7 +21,7 @@ from oncelog.testing.proxy_frames import Unit
 from oncelog.testing.proxy_server import CHUNK_BYTES
 
 LONG_MS: Final = 10**7
-"""Longer than any test runs."""
+"""Longer than any test."""
 UPGRADE_REQUEST: Final = (
     b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -101,7 +101,7 @@ async def open_proxy(faults: Faults = CALM, seed: int = 0) -> AsyncIterator[Prox
 
 
 async def expect_closed(socket: aiohttp.ClientWebSocketResponse) -> None:
-    """Check that the next message closes the connection."""
+    """Assert that the next message closes the connection."""
     message = await soon(socket.receive())
     assert message.type in CLOSED, message
     await socket.close()
@@ -113,7 +113,7 @@ def masked_frame(text: bytes) -> bytes:
 
 
 def seed_where(wanted: Callable[[Break], bool], faults: Faults, direction: Direction = Direction.TO_SERVER) -> int:
-    """Return a seed for which `wanted` is true for the first frame after the first connection's upgrade."""
+    """Return a seed with which `wanted` is true for the first frame after the upgrade of the first connection."""
     for seed in range(10_000):
         chance = FaultSampler(seed, 1, direction)
         chance.decide(Unit(100, is_head=True), CALM)
@@ -141,7 +141,7 @@ async def test_calm_proxy_is_transparent() -> None:
         assert not setup.proxy.done
 
 
-async def test_other_traffic_than_websockets_passes_unchanged() -> None:
+async def test_traffic_other_than_websockets_passes_unchanged() -> None:
     async with open_proxy(replace(CALM, duplicate_rate=1)) as setup:
         for path in ("/plain", "/forbidden"):
             body = masked_frame(b"looks like a frame") * 1000
@@ -206,7 +206,7 @@ async def test_server_that_does_not_read_applies_backpressure() -> None:
 # --- each fault alone ------------------------------------------------------------------------------------
 
 
-async def test_connections_are_refused_at_the_refuse_rate() -> None:
+async def test_connections_are_refused_at_the_configured_rate() -> None:
     async with open_proxy(replace(CALM, refuse_rate=1)) as setup:
         for _ in range(3):
             with pytest.raises(CONNECT_ERRORS):
@@ -273,7 +273,7 @@ async def test_connection_is_cut_at_a_server_frame(incident: str) -> None:
 async def test_upgrade_is_cut_at_every_stage() -> None:
     done: Counter[str] = Counter()
     for seed in range(40):
-        cut_rate = 1 if seed % 2 else 0.5  # at half the rate some requests pass, and answers are cut
+        cut_rate = 1 if seed % 2 else 0.5  # At half the rate, some requests pass, and answers are cut.
         async with open_proxy(replace(CALM, cut_rate=cut_rate), seed) as setup:
             for _ in range(3):
                 try:
@@ -316,7 +316,7 @@ async def test_stalled_connection_discards_bytes_until_it_is_closed(both_ways: b
         writer.write(masked_frame(b"lost"))
         await until(lambda: setup.proxy.done[Incident.STALLED] == 1)
         setup.proxy.faults = CALM
-        # More than all buffers on the path can hold, so the proxy must read the data.
+        # The test sends more than all buffers on the path can hold, so the proxy must read the data.
         for _ in range(20):
             writer.write(masked_frame(b"lost too") * 100_000)
             await soon(writer.drain())
@@ -392,8 +392,8 @@ async def test_frames_stay_in_order_and_faults_are_determined_by_the_seed() -> N
 async def test_faults_of_a_connection_do_not_depend_on_other_connections() -> None:
     faults = replace(CALM, refuse_rate=0.1, cut_rate=0.1, stall_rate=0.05, stall_ms_max=2, duplicate_rate=0.3)
 
-    async def fate(setup: ProxySetup) -> int:
-        """Return how many frames were answered on a raw socket. (aiohttp would try an upgrade twice.)"""
+    async def count_answers(setup: ProxySetup) -> int:
+        """Return the number of answered frames on a raw socket. (aiohttp would try an upgrade twice.)"""
         answered = 0
         reader, writer = await soon(asyncio.open_connection("127.0.0.1", setup.proxy.port))
         with suppress(ConnectionError, EOFError):
@@ -407,21 +407,21 @@ async def test_faults_of_a_connection_do_not_depend_on_other_connections() -> No
         writer.close()
         return answered
 
-    async def fates_beside(others: int) -> list[int]:
+    async def count_answers_beside(others: int) -> list[int]:
         fates = []
         async with open_proxy(faults, seed=5) as setup:
             for number in range(0, 2000, 100):
                 setup.proxy.accepted_count = number
-                watched = asyncio.create_task(fate(setup))
+                watched = asyncio.create_task(count_answers(setup))
                 await until(lambda before=number: setup.proxy.accepted_count > before)  # type: ignore[misc]
-                await asyncio.gather(*(fate(setup) for _ in range(others)))
+                await asyncio.gather(*(count_answers(setup) for _ in range(others)))
                 fates.append(await watched)
             assert setup.proxy.done.total() > 20
         return fates
 
-    alone = await fates_beside(0)
+    alone = await count_answers_beside(0)
     assert len(set(alone)) > 5
-    assert alone == await fates_beside(0) == await fates_beside(4)
+    assert alone == await count_answers_beside(0) == await count_answers_beside(4)
 
 
 async def test_retrying_clients_get_all_answers_under_all_faults() -> None:
@@ -432,7 +432,7 @@ async def test_retrying_clients_get_all_answers_under_all_faults() -> None:
         answered: set[str] = set()
 
         def missing() -> set[Incident]:
-            """Return the incidents that have not happened yet. An answer may come too late to be cut."""
+            """Return the incidents that have not happened yet. An answer may arrive too late to be cut."""
             return set(Incident) - set(setup.proxy.done)
 
         async def client() -> None:

@@ -91,7 +91,7 @@ def test_cut_at_answer_applies_to_clients_and_cut_in_head_to_heads() -> None:
     assert heads[Incident.CUT_IN_FRAME] == 0
 
 
-def test_only_whole_texts_up_to_a_size_are_duplicated() -> None:
+def test_only_whole_texts_up_to_a_maximum_size_are_duplicated() -> None:
     always = replace(CALM, duplicate_rate=1)
     for unit in (HEAD, Unit(100), Unit(DUPLICATED_BYTES_MAX + 1, is_whole_text=True)):
         assert set(decisions(faults=always, unit=unit)) == {NO_FAULT}

@@ -1,4 +1,4 @@
-"""The proxy's splitter finds frames for any TCP chunk boundaries, and changes no byte."""
+"""The proxy's splitter finds frames regardless of TCP chunk boundaries, and changes no byte."""
 
 from itertools import pairwise
 from typing import Any
@@ -16,7 +16,7 @@ TEXT, BINARY, CLOSE, PING = 1, 2, 8, 9
 
 
 def frame(content: bytes, *, opcode: int = TEXT, final: bool = True, reserved: int = 0, mask: bytes = b"") -> bytes:
-    """Return a frame as in RFC 6455, section 5.2. With a mask, the content must already be masked."""
+    """Return a frame as defined in RFC 6455, section 5.2. With a mask, the content must already be masked."""
     masked = 0x80 if mask else 0
     if len(content) < 126:
         length = bytes([masked | len(content)])
@@ -34,7 +34,7 @@ def split(opening: bytes, chunks: list[bytes]) -> list[Piece]:
 
 
 def units(pieces: list[Piece]) -> list[Unit]:
-    """Return the units that the pieces belong to. Check that each unit is complete and has no gaps."""
+    """Return the units to which the pieces belong. Assert that each unit is complete and has no gaps."""
     found: list[Unit] = []
     end = 0
     for piece in pieces:
@@ -57,14 +57,14 @@ def joined(pieces: list[Piece]) -> bytes:
 
 @st.composite
 def messages(draw: st.DrawFn) -> tuple[list[bytes], list[bool]]:
-    """Draw the frames of some messages, and whether each frame is a whole text message."""
+    """Draw the frames of some messages, and a flag for each frame that is true for a whole text message."""
     frames: list[bytes] = []
     whole: list[bool] = []
 
     def add(is_whole_text: bool = False, **options: Any) -> None:
         length = draw(st.sampled_from(LENGTHS[:4] if options["opcode"] >= CLOSE else LENGTHS))
         mask = draw(st.sampled_from([b"", b"\x00\xff\x81\x05"]))
-        # The content looks like headers, so that a splitter that has lost sync does not recover by chance.
+        # The content looks like headers, so that a splitter that has lost synchronization does not recover by chance.
         frames.append(frame((b"\x81\x7e\x00\x05" * (length // 4 + 1))[:length], mask=mask, **options))
         whole.append(is_whole_text)
 
@@ -86,11 +86,13 @@ def messages(draw: st.DrawFn) -> tuple[list[bytes], list[bool]]:
 
 
 @given(messages(), st.data())
-def test_frames_are_split_for_any_chunks(made: tuple[list[bytes], list[bool]], data: st.DataObject) -> None:
+def test_frames_are_split_regardless_of_chunk_boundaries(
+    made: tuple[list[bytes], list[bool]], data: st.DataObject
+) -> None:
     frames, whole = made
     opening, head = data.draw(st.sampled_from([(REQUEST, UPGRADE_REQUEST), (ANSWER, UPGRADE_ANSWER)]))
     stream = head + b"".join(frames)
-    # Cut near the headers, where it matters most, and at arbitrary places.
+    # Cut near the headers, which is where it matters most, and at arbitrary places.
     near = {len(head) + sum(map(len, frames[:count])) + offset for count in range(len(frames)) for offset in range(16)}
     places = st.sampled_from(sorted(near)) | st.integers(0, len(stream)) if near else st.integers(0, len(stream))
     cuts = sorted({0, len(stream), *(at for at in data.draw(st.lists(places, max_size=20)) if at <= len(stream))})
@@ -145,7 +147,7 @@ def test_no_byte_of_any_stream_is_lost(stream: bytes, cut: int) -> None:
         (REQUEST, b"GET /" + b"x" * HEAD_BYTES_MAX + b"\r\nUpgrade: websocket\r\n\r\n"),
     ],
 )
-def test_other_traffic_than_websockets_is_not_buffered(opening: bytes, stream: bytes) -> None:
+def test_traffic_other_than_websockets_is_not_buffered(opening: bytes, stream: bytes) -> None:
     splitter = Splitter(opening)
     assert splitter.feed(stream) == [Piece(stream)]
     assert splitter.is_plain
@@ -158,7 +160,7 @@ def test_head_is_buffered_until_complete() -> None:
     assert splitter.feed(UPGRADE_REQUEST[-1:]) == [Piece(UPGRADE_REQUEST, Unit(len(UPGRADE_REQUEST), is_head=True))]
 
 
-def test_refused_upgrade_makes_the_stream_plain() -> None:
+def test_stream_with_a_refused_upgrade_is_treated_as_plain() -> None:
     splitter = Splitter(REQUEST)
     splitter.feed(UPGRADE_REQUEST)
     assert not splitter.is_plain

@@ -16,7 +16,7 @@ from oncelog.client import ClientLimits
 from terminal import TodoApp, open_terminal
 
 SETTLE_ROUNDS: Final = 3
-"""A widget that handles a key may ask the application for a change, which the widgets then handle."""
+"""A widget that handles a key may request a change from the application. The widgets then handle that change."""
 LIMITS: Final = ClientLimits(pause_ms_min=10, pause_ms_max=50)
 
 Line = tuple[str, bool, bool]
@@ -24,7 +24,7 @@ Line = tuple[str, bool, bool]
 
 
 class Screen:
-    """A terminal as its user sees and uses it."""
+    """A terminal as its user sees and operates it."""
 
     def __init__(self, app: TodoApp, pilot: Pilot[None]) -> None:
         self.app = app
@@ -40,8 +40,8 @@ class Screen:
         return [item.id for item in self.app.items]
 
     @property
-    def drawn(self) -> list[str]:
-        """Return the list as drawn, including rejected items."""
+    def drawn_lines(self) -> list[str]:
+        """Return the drawn lines of the list, including rejected items."""
         return [str(option.prompt) for option in self.app.query_one("#items", OptionList).options]
 
     @property
@@ -70,7 +70,7 @@ class Screen:
 
     async def choose(self, text: str) -> None:
         """Move to a line with the arrow keys."""
-        await self.shows_text(text)
+        await self.wait_for_text(text)
         await self.press("home", *["down"] * [one for one, _, _ in self.lines].index(text))
 
     async def toggle(self, text: str) -> None:
@@ -81,19 +81,19 @@ class Screen:
         await self.choose(text)
         await self.press("d")
 
-    async def shows_text(self, text: str) -> None:
+    async def wait_for_text(self, text: str) -> None:
         await until(lambda: text in [one for one, _, _ in self.lines], lambda: (text, self.lines, self.status))
 
-    async def shows_lines(self, *lines: Line) -> None:
+    async def wait_for_lines(self, *lines: Line) -> None:
         """Wait until the list has exactly these lines."""
         await until(lambda: self.lines == list(lines), lambda: (lines, self.lines, self.status))
 
-    async def shows(self, *lines: str) -> None:
+    async def wait_for_items(self, *lines: str) -> None:
         """Wait until the list has exactly these items, all committed. A leading `x` marks an item as done."""
         wanted = [(line.removeprefix("x "), line.startswith("x "), False) for line in lines]
         await until(lambda: self.lines == wanted, lambda: (wanted, self.lines, self.status))
 
-    async def says(self, word: str) -> None:
+    async def wait_for_status(self, word: str) -> None:
         """Wait until the status line contains the word."""
         await until(lambda: word in self.status, lambda: (word, self.status))
 
@@ -102,7 +102,7 @@ class Screen:
 async def screen(url: str, name: str, directory: Path, **options: Any) -> AsyncIterator[Screen]:
     """Run a terminal whose file is in the directory. A later terminal with the same name uses the same file."""
     options.setdefault("limits", LIMITS)
-    # Textual waits after each key until the process has been idle for a while. `Screen.press` only waits for messages.
+    # After each key, Textual waits until the process has been idle for a while. `Screen.press` waits only for messages.
     with patch("textual.app.wait_for_idle", asyncio.sleep):
         async with (
             open_terminal(url, name, str(directory / f"{name}.db"), **options) as app,

@@ -45,8 +45,8 @@ others: Final = st.sampled_from(
 logs: Final = st.lists(changes | others, max_size=30)
 
 
-def numbered(log: list[Said | None]) -> list[tuple[int, Said | None]]:
-    """Number the events as a log does: in increasing order, with gaps for other partitions."""
+def number_events(log: list[Said | None]) -> list[tuple[int, Said | None]]:
+    """Number the events like a log: in increasing order, with gaps for other partitions."""
     return [(3 * number, event) for number, event in enumerate(log, 1)]
 
 
@@ -54,10 +54,10 @@ def event(number: int, said: Said | None) -> Event:
     return Event(f"id {number}", "somebody", ("project/home",), number, said, 0)
 
 
-def in_sqlite(log: list[Said | None], pages: list[int]) -> list[model.Item]:
-    """Apply the log to a table in pages of these lengths and return the resulting list."""
+def list_in_sqlite(log: list[Said | None], pages: list[int]) -> list[model.Item]:
+    """Apply the log to a table, in pages of these lengths, and return the resulting list."""
     connection = sqlite3.connect(":memory:")
-    left = [event(number, said) for number, said in numbered(log)]
+    left = [event(number, said) for number, said in number_events(log)]
     for length in [*pages, len(left)]:
         model.apply(connection, left[:length])
         del left[:length]
@@ -67,8 +67,10 @@ def in_sqlite(log: list[Said | None], pages: list[int]) -> list[model.Item]:
 
 
 @given(logs, st.lists(st.integers(0, 5), max_size=10))
-def test_table_equals_the_fold_of_the_log_for_any_page_sizes(log: list[Said | None], pages: list[int]) -> None:
-    assert in_sqlite(log, pages) == model.build_list(numbered(log))
+def test_table_equals_the_list_computed_from_the_log_for_any_page_sizes(
+    log: list[Said | None], pages: list[int]
+) -> None:
+    assert list_in_sqlite(log, pages) == model.build_list(number_events(log))
 
 
 @given(st.lists(st.lists(changes, max_size=8), max_size=4), st.randoms(use_true_random=False))
@@ -80,10 +82,10 @@ def test_client_with_pending_changes_shows_the_list_of_the_whole_log(
     log: list[Said | None] = []
     while left := [queue for queue in queues if queue]:
         log.append(chance.choice(left).pop(0))
-    committed = model.build_list(numbered(log))
-    # A client that has received part of the log and has the rest in its outbox shows the same list, except for marks.
+    committed = model.build_list(number_events(log))
+    # A client that has received part of the log and has the rest in its outbox shows the same list, apart from marks.
     seen = chance.randint(0, len(log))
-    items = model.fold(numbered(log[:seen])).values()
+    items = model.fold(number_events(log[:seen])).values()
     shown = model.build_list_with_pending(items, [said for said in log[seen:] if said is not None])
     assert [(item.id, item.text, item.is_done) for item in shown] == [
         (item.id, item.text, item.is_done) for item in committed
@@ -94,15 +96,15 @@ def test_client_with_pending_changes_shows_the_list_of_the_whole_log(
 
 
 def test_last_change_wins_and_removed_items_remain_removed() -> None:
-    def say(kind: str, text: str | None = None) -> Said:
+    def change(kind: str, text: str | None = None) -> Said:
         return model.build_event(kind, "a", "ann", text)
 
-    log: list[Said | None] = [say(model.DONE), say(model.ADDED, "milk"), say(model.ADDED, "bread")]
-    assert model.build_list(numbered(log)) == [model.Item("a", 6, "milk", "ann")]
-    log += [say(model.DONE), say(model.RENAMED, "oat milk"), say(model.UNDONE), say(model.DONE)]
-    assert model.build_list(numbered(log)) == [model.Item("a", 6, "oat milk", "ann", is_done=True)]
-    log += [say(model.REMOVED), say(model.UNDONE), say(model.ADDED, "milk again")]
-    assert model.build_list(numbered(log)) == []
+    log: list[Said | None] = [change(model.DONE), change(model.ADDED, "milk"), change(model.ADDED, "bread")]
+    assert model.build_list(number_events(log)) == [model.Item("a", 6, "milk", "ann")]
+    log += [change(model.DONE), change(model.RENAMED, "oat milk"), change(model.UNDONE), change(model.DONE)]
+    assert model.build_list(number_events(log)) == [model.Item("a", 6, "oat milk", "ann", is_done=True)]
+    log += [change(model.REMOVED), change(model.UNDONE), change(model.ADDED, "milk again")]
+    assert model.build_list(number_events(log)) == []
 
 
 def test_pending_items_are_marked_and_listed_last() -> None:
@@ -142,12 +144,12 @@ console.log(JSON.stringify(cases.map(({ log, waiting }) => [buildList(log), buil
 """
 
 
-def as_shown(log: list[tuple[int, Said | None]]) -> list[Said]:
-    """Return the events as in the Insieme dialect, without erased and incomplete events."""
+def to_insieme(log: list[tuple[int, Said | None]]) -> list[Said]:
+    """Return the events in the Insieme dialect, without erased and incomplete events."""
     return [{"committedId": number, **said} for number, said in log if said is not None and "meta" in said]
 
 
-def shuffled(events: list[Said]) -> list[Said]:
+def shuffle(events: list[Said]) -> list[Said]:
     """Return the events in a different order, because the page must sort them."""
     return random.Random(7).sample(events, len(events))
 
@@ -157,12 +159,12 @@ def test_page_and_python_model_produce_the_same_list(tmp_path: Path) -> None:
 
     @given(logs, st.lists(changes, max_size=5))
     def collect(log: list[Said | None], waiting: list[Said]) -> None:
-        cases.append((numbered(log), waiting))
+        cases.append((number_events(log), waiting))
 
     collect()
     script = tmp_path / "run.mjs"
     script.write_text(SCRIPT)
-    given_cases = [{"log": shuffled(as_shown(log)), "waiting": waiting} for log, waiting in cases]
+    given_cases = [{"log": shuffle(to_insieme(log)), "waiting": waiting} for log, waiting in cases]
     done = subprocess.run(  # noqa: S603
         [find_program("node", "nodejs"), str(script), str(PAGE / "model.mjs")],
         input=json.dumps(given_cases),

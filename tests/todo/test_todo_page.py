@@ -39,7 +39,7 @@ READ: Final = """
 
 
 class Web:
-    """The page as its user sees and uses it."""
+    """The page as its user sees and operates it."""
 
     def __init__(self, tab: Tab) -> None:
         self.tab = tab
@@ -75,16 +75,16 @@ class Web:
     async def _click(self, text: str, what: str) -> None:
         line = "[...document.querySelectorAll('#items li')]"
         line += f".find((li) => li.querySelector('.text')?.textContent === {json.dumps(text)})"
-        await self.shows_text(text)
+        await self.wait_for_text(text)
         await self.tab.run(f"{line}.querySelector({json.dumps(what)}).click()")
 
-    async def shows_text(self, text: str) -> None:
+    async def wait_for_text(self, text: str) -> None:
         async def is_there() -> bool:
             return text in [one for one, _, _ in await self.lines()]
 
         await until(is_there, lambda: text)
 
-    async def shows(self, *lines: str, waiting: tuple[str, ...] = ()) -> None:
+    async def wait_for_items(self, *lines: str, waiting: tuple[str, ...] = ()) -> None:
         """Wait until the list has exactly these items. A leading `x` marks an item as done."""
         wanted = [
             (line.removeprefix("x "), line.startswith("x "), line.removeprefix("x ") in waiting) for line in lines
@@ -97,7 +97,7 @@ class Web:
 
         await until(is_so, lambda: (wanted, seen))
 
-    async def says(self, words: str) -> None:
+    async def wait_for_status(self, words: str) -> None:
         seen = [""]
 
         async def is_so() -> bool:
@@ -129,11 +129,11 @@ async def web(chromium: Chromium, url: str, port: int) -> AsyncIterator[Web]:
         yield Web(tab)
 
 
-async def all_show(screens: list[Screen], page: Web, *lines: str) -> None:
-    """Wait until the page and all terminals show this list, and check that items and positions agree."""
-    await page.shows(*lines)
+async def wait_for_all(screens: list[Screen], page: Web, *lines: str) -> None:
+    """Wait until the page and all terminals show this list, and assert that items and positions agree."""
+    await page.wait_for_items(*lines)
     for one in screens:
-        await one.shows(*lines)
+        await one.wait_for_items(*lines)
         assert [(item.id, item.place) for item in one.app.items] == await page.places()
 
 
@@ -147,23 +147,23 @@ async def test_two_terminals_and_a_page_converge_after_offline_edits(
         screen(served.url, "bob", tmp_path) as bob,
         web(chromium, served.url, page_port) as eve,
     ):
-        await eve.says("● live · event 0")
+        await eve.wait_for_status("● live · event 0")
         await eve.add("milk")
-        await ann.shows("milk")
+        await ann.wait_for_items("milk")
         await ann.add("bread")
         await bob.toggle("milk")
-        await all_show([ann, bob], eve, "x milk", "bread")
+        await wait_for_all([ann, bob], eve, "x milk", "bread")
         await eve.toggle("milk")
         await eve.toggle("bread")
-        await all_show([ann, bob], eve, "milk", "x bread")
-        assert ann.drawn == ["· milk  eve", "✓ bread  ann"]
-        await eve.says("● live · event 5")
+        await wait_for_all([ann, bob], eve, "milk", "x bread")
+        assert ann.drawn_lines == ["· milk  eve", "✓ bread  ann"]
+        await eve.wait_for_status("● live · event 5")
 
         # Ann and Eve go offline, and all three users continue to edit.
         await eve.switch()
         await ann.press("o")
-        await eve.says("○ switched off")
-        await ann.says("○ switched off")
+        await eve.wait_for_status("○ switched off")
+        await ann.wait_for_status("○ switched off")
         await eve.add("tea")
         await eve.toggle("milk")
         await eve.add("salt")
@@ -172,20 +172,20 @@ async def test_two_terminals_and_a_page_converge_after_offline_edits(
         await ann.toggle("bread")
         await bob.remove("milk")
         await bob.add("eggs")
-        await bob.shows("x bread", "eggs")
-        await eve.shows("x milk", "x bread", "tea", "salt", waiting=("milk", "tea", "salt"))
-        await eve.says("· 3 waiting")
-        await ann.says("· 3 waiting")
-        await ann.shows_lines(("milk", True, True), ("bread", False, True), ("rice", False, True))
+        await bob.wait_for_items("x bread", "eggs")
+        await eve.wait_for_items("x milk", "x bread", "tea", "salt", waiting=("milk", "tea", "salt"))
+        await eve.wait_for_status("· 3 waiting")
+        await ann.wait_for_status("· 3 waiting")
+        await ann.wait_for_lines(("milk", True, True), ("bread", False, True), ("rice", False, True))
 
         # They reconnect one by one, and all agree on one order.
         await eve.switch()
-        await eve.shows("x bread", "eggs", "tea", "salt")
+        await eve.wait_for_items("x bread", "eggs", "tea", "salt")
         await ann.press("o")
-        await all_show([ann, bob], eve, "bread", "eggs", "tea", "salt", "rice")
+        await wait_for_all([ann, bob], eve, "bread", "eggs", "tea", "salt", "rice")
         for one in (ann, bob):
-            await one.says("● live · event 13")
-        await eve.says("● live · event 13")
+            await one.wait_for_status("● live · event 13")
+        await eve.wait_for_status("● live · event 13")
 
 
 @pytest.mark.rule("EV-18")
@@ -197,17 +197,17 @@ async def test_page_reconnects_and_keeps_pending_changes_across_a_reload(
         url = served.url
         async with screen(url, "ann", tmp_path) as ann, web(chromium, url, page_port) as eve:
             await eve.add("milk")
-            await all_show([ann], eve, "milk")
+            await wait_for_all([ann], eve, "milk")
             await served.server.__aexit__(None, None, None)
-            await eve.says("○ offline")
+            await eve.wait_for_status("○ offline")
             await eve.add("bread")
-            await eve.says("○ offline · event 1 · 1 waiting")
+            await eve.wait_for_status("○ offline · event 1 · 1 waiting")
             await eve.tab.open(build_page_url(page_port, server=url, name="eve"))
-            await eve.shows("milk", "bread", waiting=("bread",))
+            await eve.wait_for_items("milk", "bread", waiting=("bread",))
             async with serving(tmp_path, port=served.port, origins=origins):
-                await all_show([ann], eve, "milk", "bread")
+                await wait_for_all([ann], eve, "milk", "bread")
                 await ann.toggle("bread")
-                await all_show([ann], eve, "milk", "x bread")
+                await wait_for_all([ann], eve, "milk", "x bread")
 
 
 def test_create_page_server_serves_only_files_of_the_page(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ async def test_page_shows_rejected_changes_until_dismissed(
     ):
         await eve.add("beer")
         await eve.add("milk")
-        await eve.shows("milk")
+        await eve.wait_for_items("milk")
         rejected = "document.querySelector('#items li.rejected')"
         assert "no beer" in await eve.tab.run(f"{rejected}.textContent")
         await eve.tab.run(f"{rejected}.querySelector('.remove').click()")

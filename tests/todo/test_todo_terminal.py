@@ -29,10 +29,10 @@ LIST: Final = "project/home"
 PROGRAM: Final = Path(__file__).parents[2] / "examples/todo/terminal.py"
 
 
-async def all_show(screens: list[Screen], *lines: str) -> None:
-    """Wait until all terminals show this list, and check that items and positions agree."""
+async def wait_for_all(screens: list[Screen], *lines: str) -> None:
+    """Wait until all terminals show this list, and assert that items and positions agree."""
     for one in screens:
-        await one.shows(*lines)
+        await one.wait_for_items(*lines)
     assert all(order == places(screens)[0] for order in places(screens))
 
 
@@ -43,18 +43,18 @@ async def test_terminals_see_each_others_changes(tmp_path: Path) -> None:
         screen(served.url, "ann", tmp_path) as ann,
         screen(served.url, "bob", tmp_path) as bob,
     ):
-        await ann.says("● live")
-        await bob.says("● live")
+        await ann.wait_for_status("● live")
+        await bob.wait_for_status("● live")
         await ann.add("milk", "q and o")
-        await all_show([ann, bob], "milk", "q and o")
+        await wait_for_all([ann, bob], "milk", "q and o")
         await bob.toggle("milk")
-        await all_show([ann, bob], "x milk", "q and o")
+        await wait_for_all([ann, bob], "x milk", "q and o")
         await bob.add("bread")
         await ann.toggle("milk")
         await ann.remove("q and o")
-        await all_show([ann, bob], "milk", "bread")
-        await ann.says("● live · event 6")
-        assert ann.drawn == ["· milk  ann", "· bread  bob"]
+        await wait_for_all([ann, bob], "milk", "bread")
+        await ann.wait_for_status("● live · event 6")
+        assert ann.drawn_lines == ["· milk  ann", "· bread  bob"]
 
 
 @BOTH_STORES
@@ -66,26 +66,26 @@ async def test_terminals_agree_on_one_order_after_offline_edits(tmp_path: Path) 
         screen(served.url, "bob", tmp_path) as bob,
     ):
         await ann.add("milk", "eggs")
-        await all_show([ann, bob], "milk", "eggs")
+        await wait_for_all([ann, bob], "milk", "eggs")
         await ann.press("o")
         await bob.press("o")
-        await ann.says("○ switched off")
+        await ann.wait_for_status("○ switched off")
         await ann.add("tea")
         await ann.toggle("milk")
         await bob.add("salt", "rice")
         await bob.toggle("rice")
         await bob.remove("milk")
-        await ann.says("· 2 waiting")
-        await ann.shows_lines(("milk", True, True), ("eggs", False, False), ("tea", False, True))
-        await bob.shows_lines(("eggs", False, False), ("salt", False, True), ("rice", True, True))
-        assert "not sent yet" in ann.drawn[0]
+        await ann.wait_for_status("· 2 waiting")
+        await ann.wait_for_lines(("milk", True, True), ("eggs", False, False), ("tea", False, True))
+        await bob.wait_for_lines(("eggs", False, False), ("salt", False, True), ("rice", True, True))
+        assert "not sent yet" in ann.drawn_lines[0]
 
         await bob.press("o")
-        await all_show([bob], "eggs", "salt", "x rice")
-        await ann.press("o")  # Ann's change to the milk follows its removal and has no effect
-        await all_show([ann, bob], "eggs", "salt", "x rice", "tea")
-        await ann.says("● live · event 8")
-        await bob.says("● live · event 8")
+        await wait_for_all([bob], "eggs", "salt", "x rice")
+        await ann.press("o")  # Ann's change to the milk comes after its removal and has no effect.
+        await wait_for_all([ann, bob], "eggs", "salt", "x rice", "tea")
+        await ann.wait_for_status("● live · event 8")
+        await bob.wait_for_status("● live · event 8")
 
 
 @pytest.mark.rule("EV-17")
@@ -94,25 +94,25 @@ async def test_pending_changes_survive_restarts_of_terminal_and_server(tmp_path:
         port = served.port
         async with screen(served.url, "ann", tmp_path) as ann:
             await ann.add("milk")
-            await ann.shows("milk")
+            await ann.wait_for_items("milk")
             await ann.press("o")
             await ann.toggle("milk")
             await ann.add("bread")
             await ann.quit()
     url = f"http://127.0.0.1:{port}"
-    async with screen(url, "ann", tmp_path) as ann:  # without a server
-        await ann.shows_lines(("milk", True, True), ("bread", False, True))
-        await ann.says("○ offline · event 1 · 2 waiting")
+    async with screen(url, "ann", tmp_path) as ann:  # The terminal starts without a server.
+        await ann.wait_for_lines(("milk", True, True), ("bread", False, True))
+        await ann.wait_for_status("○ offline · event 1 · 2 waiting")
         async with serving(tmp_path, port=port):
-            await ann.shows("x milk", "bread")
+            await ann.wait_for_items("x milk", "bread")
             async with screen(url, "bob", tmp_path) as bob:
-                await all_show([ann, bob], "x milk", "bread")
+                await wait_for_all([ann, bob], "x milk", "bread")
 
 
 async def test_terminal_without_access_shows_the_refusal(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served, screen(served.url, "ann", tmp_path) as ann:
         await ann.add("milk")
-        await ann.says("✗ refused · event 0 · 1 waiting · ")
+        await ann.wait_for_status("✗ refused · event 0 · 1 waiting · ")
         assert ann.lines == [("milk", False, True)]
 
 
@@ -131,14 +131,14 @@ async def test_terminal_shows_rejected_changes_until_dismissed(tmp_path: Path, m
         screen(served.url, "ann", tmp_path) as ann,
     ):
         await ann.add("milk", "beer")
-        await ann.says("· 1 rejected")
-        await ann.shows("milk")
-        assert ann.drawn[0] == "· milk  ann"
-        assert ann.drawn[1].startswith("✗ beer  validation_failed")
-        assert "no beer" in ann.drawn[1]
+        await ann.wait_for_status("· 1 rejected")
+        await ann.wait_for_items("milk")
+        assert ann.drawn_lines[0] == "· milk  ann"
+        assert ann.drawn_lines[1].startswith("✗ beer  validation_failed")
+        assert "no beer" in ann.drawn_lines[1]
         await ann.press("end", "space", "d")
-        await ann.says("● live · event 1")
-        assert ann.drawn == ["· milk  ann"]
+        await ann.wait_for_status("● live · event 1")
+        assert ann.drawn_lines == ["· milk  ann"]
 
 
 async def test_new_log_resets_the_list_and_keeps_pending_changes(tmp_path: Path) -> None:
@@ -146,13 +146,13 @@ async def test_new_log_resets_the_list_and_keeps_pending_changes(tmp_path: Path)
         port = served.port
         async with screen(served.url, "ann", tmp_path) as ann:
             await ann.add("milk")
-            await ann.shows("milk")
+            await ann.wait_for_items("milk")
             await ann.press("o")
             await ann.add("bread")
     async with screen(f"http://127.0.0.1:{port}", "ann", tmp_path) as ann:
-        await ann.says("○ offline")
+        await ann.wait_for_status("○ offline")
         async with serving(tmp_path, port=port, store=str(tmp_path / "other.db")):
-            await ann.shows("bread")
+            await ann.wait_for_items("bread")
 
 
 async def test_foreign_events_and_control_characters_are_shown_safely(tmp_path: Path) -> None:
@@ -165,8 +165,8 @@ async def test_foreign_events_and_control_characters_are_shown_safely(tmp_path: 
         evil = {"item": "e", "text": "\x1b[2J[red]\n\0", "by": "[/]"}
         await other.submit({"type": "todo.added", "schemaVersion": 1, "payload": evil, "meta": {}})
         await ann.add("[b]milk[/b")
-        await ann.shows("\x1b[2J[red]\n\0", "[b]milk[/b")
-        assert ann.drawn == ["· �[2J[red]��  [/]", "· [b]milk[/b  ann"]
+        await ann.wait_for_items("\x1b[2J[red]\n\0", "[b]milk[/b")
+        assert ann.drawn_lines == ["· �[2J[red]��  [/]", "· [b]milk[/b  ann"]
 
 
 def test_program_runs_in_a_real_terminal_and_quits_cleanly(tmp_path: Path) -> None:
@@ -174,11 +174,11 @@ def test_program_runs_in_a_real_terminal_and_quits_cleanly(tmp_path: Path) -> No
         milk = json.dumps(model.build_event(model.ADDED, "1", "bob", "milk"))
         assert processes.oncelog("submit", "--url", served.url, "--partition", LIST, milk).returncode == 0
         command = [sys.executable, str(PROGRAM), "--name", "ann", "--url", served.url]
-        with in_terminal(command, tmp_path) as (process, output):
+        with run_in_terminal(command, tmp_path) as (process, output):
             output.until("● live · event 1")
             output.until("milk")
             output.type("q")
-            output.until("\x1b[?1049l")  # escape sequence that leaves the alternate screen
+            output.until("\x1b[?1049l")  # The escape sequence leaves the alternate screen.
             assert process.wait(WAIT_S) == 0
     table = model.Table(str(tmp_path / "todo-ann.db"))
     assert [(item.text, item.by) for item in table.items()] == [("milk", "bob")]
@@ -208,7 +208,7 @@ class TerminalOutput:
 
 
 @contextmanager
-def in_terminal(command: list[str], directory: Path) -> Iterator[tuple["subprocess.Popen[bytes]", TerminalOutput]]:
+def run_in_terminal(command: list[str], directory: Path) -> Iterator[tuple["subprocess.Popen[bytes]", TerminalOutput]]:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     environment = {**processes.ENVIRONMENT, "TERM": "xterm-256color", "COLUMNS": "80"}

@@ -11,7 +11,7 @@ the async method through a portal (`src/oncelog/portal.py`):
 `BlockingRuns` and the calls of functions that `once` decorates run in the caller's thread, without a portal.
 `translation.py` removes `async` and `await` from the async code.
 
-What the generator cannot derive from the async class is in `table.py` and in handwritten base classes
+Facts that the generator cannot derive from the async class are in `table.py` and in handwritten base classes
 (`blocking_base.py` in each package). The generator rejects table entries that match nothing, so the table cannot become
 outdated.
 """

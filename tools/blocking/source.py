@@ -10,7 +10,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class GenerationError(Exception):
-    """The table or an async class contains something that the generator cannot translate."""
+    """The table or an async class contains a construct that the generator cannot translate."""
 
 
 class SourceModule:

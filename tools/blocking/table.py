@@ -24,7 +24,7 @@ class Twin:
     is_resource: bool = False
     """Whether the constructor takes only the async object."""
     is_base: bool = False
-    """Whether blocking classes of other modules are derived from it."""
+    """Whether blocking classes in other modules are derived from it."""
     omits: frozenset[str] = frozenset()
     """Public names without a blocking twin."""
     inherits: frozenset[str] = frozenset()
@@ -38,11 +38,11 @@ class Twin:
     timeouts: frozenset[str] = frozenset()
     """Methods that get a parameter `timeout_s`."""
     attributes: Mapping[str, str] = field(default_factory=dict)
-    """Attributes to offer as properties, and their types."""
+    """Attributes to provide as properties, and their types."""
     arguments: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Parameter and replacement function of an argument, by method."""
     texts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Part of a docstring and its replacement, by method. `…` stands for the rest of the paragraph."""
+    """Part of a docstring and its replacement, by method. `…` in the part matches the rest of the paragraph."""
 
     @property
     def module(self) -> str:
@@ -130,7 +130,7 @@ Any number of threads may share one log; one group commit can contain the writes
                 base="oncelog.engine.blocking_base:BlockingLogBase",
                 holds="log",
                 is_resource=True,
-                # For servers, which serve many clients from one event loop.
+                # These methods are for servers, which have many clients on one event loop.
                 omits=frozenset(
                     [
                         "client_evictions",

@@ -1,7 +1,7 @@
-"""Functions and classes without `await`, from the async ones.
+"""Functions and classes without `await`, derived from the async ones.
 
-A `Twin` in `table.py` calls its async object through a portal. A translated function or class runs the same steps in
-the caller's thread instead: `await` is removed, and the names and texts in `Translation` are replaced.
+A `Twin` in `table.py` calls its async object through a portal. A translated function or class instead runs the same
+steps in the caller's thread: `await` is removed, and the names and texts in `Translation` are replaced.
 """
 
 import ast

@@ -69,7 +69,7 @@ def main() -> int:
         return 1
     if not options.validate:
         tree.write(found, result, ruff=not options.no_ruff)
-        _print("Mutants to mend", mutants.broken(), options.show)
+        _print("Mutants to correct", mutants.broken(), options.show)
         print(f"{time.monotonic() - began:.0f} s: applied; run `make lint` and the tests")
     return 0
 

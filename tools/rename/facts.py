@@ -102,7 +102,7 @@ class _Build:
         options.incremental = False
         options.export_types = True
         options.preserve_asts = True
-        options.native_parser = False  # gives the same positions as `ast`
+        options.native_parser = False  # This option gives the same positions as `ast`.
         options.cache_dir = "/dev/null"
         result = build.build(targets, options, fscache=cache)
         if result.errors:

@@ -9,7 +9,7 @@ from tools.rename.project import Project, Symbol
 
 
 class Groups:
-    """Groups of members, by class and name. A member shares a group with the member it overrides or implements."""
+    """Groups of members, by class and name. A member is in the group of each member that it overrides or implements."""
 
     def __init__(self, facts: Facts, members: set[str]) -> None:
         self._facts = facts

@@ -1,4 +1,4 @@
-"""Renames in tests/mutants/mutants.toml, where each fault names a function and quotes one of its lines."""
+"""Renames in tests/mutants/mutants.toml, where each fault names a function and quotes one line of it."""
 
 import re
 import tomllib

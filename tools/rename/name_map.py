@@ -21,7 +21,7 @@ class NameMap:
     identifiers: dict[str, str] = field(default_factory=dict)
     packages: dict[str, str] = field(default_factory=dict)
     unresolved: dict[str, str] = field(default_factory=dict)
-    """Decisions about uses that types do not resolve, by file and name, or by file and "name" in quotes."""
+    """Decisions about uses that types do not resolve, by file and name, or by file and quoted name."""
     errors: list[str] = field(default_factory=list)
 
     def new_name(self, key: str, old: str) -> str:

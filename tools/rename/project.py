@@ -15,7 +15,7 @@ ROOTS: Final = ("src/", "tests/", "examples/todo/", "")
 """Directories with importable content: `mypy_path`, and the `pythonpath` of pytest."""
 GENERATED: Final = ("_pb2.py", "_pb2_grpc.py")
 OWN: Final = ("tools/rename/", "tools/check_renames.py")
-"""This tool, whose examples contain old names."""
+"""The files of this tool. Their examples contain old names."""
 
 
 class Symbol(NamedTuple):

@@ -35,7 +35,9 @@ class Import(NamedTuple):
 @dataclass(eq=False, slots=True)
 class Scope:
     kind: str
-    """module, class, function, or inner (a lambda or comprehension; its variables belong to the enclosing function)."""
+    """One of module, class, function and inner. An inner scope is a lambda or comprehension, whose variables belong to
+    the enclosing function.
+    """
     qualname: str
     parent: "Scope | None"
     index: int

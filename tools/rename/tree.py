@@ -96,7 +96,7 @@ def write(project: Project, result: Result, *, ruff: bool = True) -> None:
     for path, text in result.texts.items():
         Path(path).write_text(text)
     moved = {old: new for old, new in project.moves.files.items() if old != new}
-    for old in moved:  # in two steps, because a new path may be another file's old path
+    for old in moved:  # The files move in two steps, because a new path may be the old path of another file.
         Path(old).rename(f"{old}.moving")
     for old, new in moved.items():
         Path(new).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Checks of a map before files are changed."""
+"""Checks of a map that run before files are changed."""
 
 import ast
 import sys
@@ -172,10 +172,10 @@ def captures(source: Source, text: str) -> Iterator[str]:
         before, after = resolve(old.scope, old.name), resolve(now.scope, now.name)
         if (before.index if before else -1) != (after.index if after else -1):
             where = f"{source.path}:{source.line_of(old.start)}"
-            yield f"{where}: {old.name} becomes {now.name}, which means something else here ({_told(after)})"
+            yield f"{where}: {old.name} becomes {now.name}, which means something else here ({_declared(after)})"
 
 
-def _told(scope: Scope | None) -> str:
+def _declared(scope: Scope | None) -> str:
     return "a builtin" if scope is None else f"defined in {scope.qualname or 'the module'}"
 
 

@@ -15,8 +15,8 @@ _LINK: Final = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 def stage_pages(docs: Path, target: Path) -> None:
     """Copy all pages and images of `docs` into `target`.
 
-    The site contains only these pages. A link to any other file of the repository becomes plain text, followed by the
-    path in brackets unless the text is the path. The links of an index page form the site's menu.
+    The site contains only these pages. A link to any other file of the repository becomes plain text. Unless the text
+    is the path, the path follows it in brackets.
     """
     shutil.copytree(docs, target, dirs_exist_ok=True)
     for page in target.rglob("*.md"):

@@ -232,8 +232,8 @@ def _default(value: Any) -> str:
 
 def _limits() -> Iterator[str]:
     yield "# Limits\n"
-    yield "Generated from the code. Limits with a small name can be set: [settings](settings.md) for a server, and"
-    yield "`oncelog.Limits` for an embedded log.\n"
+    yield "Generated from the code. Limits with a lower-case name can be configured: [settings](settings.md) for a"
+    yield "server, and `oncelog.Limits` for an embedded log.\n"
     for module in _LIMIT_MODULES:
         yield f"## Fixed limits of `{module.__name__}`\n"
         yield "| limit | value | meaning |\n|---|---|---|"

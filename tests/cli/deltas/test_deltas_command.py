@@ -202,7 +202,7 @@ def test_push_does_not_wait_for_a_clock_far_ahead() -> None:
     assert errors[0] == "oncelog: line 1: clock_drift: deltas[0].hlc: ahead"
 
 
-async def test_attempt_stopped_by_the_deadline_does_not_hide_the_earlier_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_attempt_cut_off_by_the_deadline_does_not_hide_the_earlier_error(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses, errors = (
         iter([0, 60]),
         iter([LostError("http://there cannot be reached: Connection refused"), TimeoutError()]),
@@ -445,7 +445,7 @@ def test_compaction_retries_after_a_failure_and_prints_the_total() -> None:
         ("e\u0301", "must be in NFC"),
     ],
 )
-def test_gateway_name_that_no_server_accepts_is_refused_before_a_request(name: str, fault: str) -> None:
+def test_gateway_name_that_every_server_refuses_is_refused_before_a_request(name: str, fault: str) -> None:
     with scripted(lambda handler, _: answer(handler, 500, {})) as (url, received):
         status, _, [error] = deltas("pull", url, name)
     assert (status, received) == (2, [])

@@ -54,7 +54,7 @@ def test_compaction_reads_all_rows_and_names_the_consumer_that_blocks_it() -> No
 
 
 @pytest.mark.rule("DE-13")
-def test_snapshot_command_asks_for_a_retry_if_rows_are_dropped_meanwhile() -> None:
+def test_snapshot_command_requests_a_retry_if_rows_are_dropped_meanwhile() -> None:
     def handle(handler: BaseHTTPRequestHandler, attempt: int) -> None:
         if attempt == 1:
             answer(handler, 200, {"rows": [{"rowId": "r"}], "cursor": 3, "next": "page 2", "epoch": "e"})

@@ -37,7 +37,7 @@ async def push_held(gateway, *arguments, **options):
 Gateway.push = push_held
 main()
 """
-"""`oncelog` with an import that waits for a line of input after N pushes. N is the first argument."""
+"""Runs `oncelog` with an import that waits for a line of input after N pushes. N is the first argument."""
 OPTIONS = ["--row-id", "id", "--client-id", "loader"]
 
 
@@ -62,8 +62,8 @@ def write_many(file: Path, count: int) -> None:
     file.write_text("id,n,name\n" + "".join(f"r{number},{number},row {number}\n" for number in range(count)))
 
 
-def leftovers(file: Path) -> list[str]:
-    """Return the names of files that an import left behind next to the CSV file."""
+def leftover_files(file: Path) -> list[str]:
+    """Return the names of the files that an import has left behind next to the CSV file."""
     return sorted(one.name for one in file.parent.iterdir() if one.name.startswith(f"{file.name}."))
 
 
@@ -88,7 +88,7 @@ def test_lines_become_rows_and_later_lines_win(server: ServerProcess, file: Path
         "a": {"price": 3, "n": 8, "ok": False, "tags": [], "note": "again"},
         "x;y": {"price": 1000, "n": -7, "ok": False, "tags": None, "note": 'two\nlines "quoted"'},
     }
-    assert leftovers(file) == []
+    assert leftover_files(file) == []
     pulled = get_json(server.url, "rows/pull")["deltas"]
     start = int(pulled[0]["hlc"])
     assert [int(one["hlc"]) - start for one in pulled] == [0, 1, 2]
@@ -98,7 +98,7 @@ def test_lines_become_rows_and_later_lines_win(server: ServerProcess, file: Path
     assert (pulled[0]["deltaId"], pulled[0]["op"]) == (expected.delta_id.hex(), "INSERT")
 
 
-def test_empty_cells_and_inferred_types(server: ServerProcess, file: Path) -> None:
+def test_empty_cells_and_types_follow_the_options(server: ServerProcess, file: Path) -> None:
     file.write_text("id,a,b,c,d\n1,,1,1.5,true\n2,x,,2,\n")
     assert run_import(server.url, "plain", file)[0] == 0
     assert rows_of(server.url, "plain", "t")["2"] == {"a": "x", "b": "", "c": "2", "d": ""}
@@ -212,10 +212,10 @@ def test_import_killed_and_repeated_writes_every_row_once(tmp_path: Path, file: 
                 wait_for(served.url, "g", 50 * pushes)
                 process.send_signal(signal.SIGKILL)
                 assert process.wait(WAIT_S) == -signal.SIGKILL
-            assert leftovers(file) == [f"{file.name}.oncelog-import"]
+            assert leftover_files(file) == [f"{file.name}.oncelog-import"]
         assert newest_sequence(served.url, "g") == 1500
         status, [line], [error] = run_import(served.url, "g", file, "--infer", "--json")
-        assert (status, leftovers(file)) == (0, [])
+        assert (status, leftover_files(file)) == (0, [])
         assert error.startswith("oncelog: continuing the import that was started at ")
         report = json.loads(line)
         assert report["committed"] + report["duplicates"] == report["rows"] == count
@@ -242,7 +242,7 @@ def test_import_survives_a_restart_of_the_server(tmp_path: Path, file: Path) -> 
             assert process.stderr.readline().endswith("; retrying\n")
             served.start()
             status, output, errors = wait_for_exit(process)
-        assert (status, errors, leftovers(file)) == (0, "", [])
+        assert (status, errors, leftover_files(file)) == (0, "", [])
         assert output.startswith(f"{count} rows of {file} are in t: ")
         assert newest_sequence(served.url, "g") == count
         assert len(rows_of(served.url, "g", "t")) == count
@@ -272,7 +272,7 @@ def test_interrupted_import_prints_how_to_resume(ending: signal.Signals, file: P
             "oncelog: interrupted; 10 of 25 rows are in the table. "
             "Run the same command again to continue; no row is written twice.\n"
         )
-        assert leftovers(file) == [f"{file.name}.oncelog-import"]
+        assert leftover_files(file) == [f"{file.name}.oncelog-import"]
         first = received[0]["deltas"]
         received.clear()
         later["retryAfterMs"] = 60_000
@@ -291,7 +291,7 @@ def test_import_with_a_given_time_can_be_repeated(server: ServerProcess, file: P
     assert newest_sequence(server.url, "at") == 10
     first = get_json(server.url, "at/pull")["deltas"][0]
     assert wall_ms(int(first["hlc"])) == 1_769_857_200_500
-    assert leftovers(file) == []
+    assert leftover_files(file) == []
 
 
 def test_unfinished_import_is_not_resumed_with_other_options(server: ServerProcess, file: Path) -> None:
@@ -331,12 +331,12 @@ def test_refused_row_is_reported_with_its_line(tmp_path: Path, file: Path) -> No
     options = ["--types", "n=json", "--batch"]
     with serving(tmp_path, "--development", "--quiet", "--set", f"deltas_schemas={schemas}") as served:
         status, lines, errors = run_import(served.url, "shop", file, *options, "10")
-        assert (status, lines, leftovers(file)) == (1, [], [])  # nothing was written, so no state is kept
+        assert (status, lines, leftover_files(file)) == (1, [], [])  # Nothing was written, so no state is kept.
         assert errors[0].startswith(f"oncelog: {file}: line 5: invalid: deltas[2].")
         assert errors[1:] == ["oncelog: 0 of 4 rows are in the table"]
         assert newest_sequence(served.url, "shop") == 0
         status, lines, errors = run_import(served.url, "shop", file, *options, "2")
-        assert (status, lines, leftovers(file)) == (1, [], [f"{file.name}.oncelog-import"])
+        assert (status, lines, leftover_files(file)) == (1, [], [f"{file.name}.oncelog-import"])
         assert errors[0].startswith(f"oncelog: {file}: line 5: invalid: deltas[0].")
         assert errors[1].startswith("oncelog: 2 of 4 rows are in the table; to change the file, remove ")
         assert newest_sequence(served.url, "shop") == 2
@@ -349,7 +349,7 @@ def test_unauthorized_import_leaves_no_file(tmp_path: Path, file: Path) -> None:
     key = oncelog(*create, "--write", "deltas/mine", "--read", "deltas/mine").stdout.strip()
     with serving(tmp_path, "--set", f"api_keys.file={keys}") as served:
         status, _, errors = run_import(served.url, "other", file, "--token", key)
-        assert (status, leftovers(file)) == (2, [])
+        assert (status, leftover_files(file)) == (2, [])
         assert errors[-1] == "oncelog: forbidden: gateway: the credential has no write access to this gateway"
         assert run_import(served.url, "mine", file, "--token", key)[0] == 0
 
@@ -479,7 +479,7 @@ def test_dry_run_prints_the_number_of_rows_and_the_types(file: Path) -> None:
     assert run_dry(file, "--infer") == (0, f"2 rows of {file} can be imported\n  a: integer?\n  b: text\n", [])
     status, output, _ = run_dry(file, "--infer", "--json")
     assert (status, json.loads(output)) == (0, {"rows": 2, "types": {"a": "integer?", "b": "text"}})
-    assert leftovers(file) == []
+    assert leftover_files(file) == []
     file.write_text("id\n")
     assert run_dry(file) == (0, f"0 rows of {file} can be imported\n", [])
 
@@ -541,7 +541,7 @@ def test_malformed_last_line_prevents_the_whole_import(server: ServerProcess, fi
     with file.open("a") as more:
         more.write("r3000,1\n")
     status, lines, errors = run_import(server.url, "wrong", file)
-    assert (status, lines, newest_sequence(server.url, "wrong"), leftovers(file)) == (2, [], 0, [])
+    assert (status, lines, newest_sequence(server.url, "wrong"), leftover_files(file)) == (2, [], 0, [])
     assert errors[0] == f"oncelog: {file}: line 3002: has 2 fields, but line 1 has 3"
 
 

@@ -22,14 +22,14 @@ def client_of(url: str, user: str = "ann", path: Path | str = ":memory:", **opti
     return ChatClient(url, path=path, **{"token": user, "limits": LIMITS, **options})
 
 
-def expect_sent(outcome: Outcome) -> Sent:
+def expect_committed(outcome: Outcome) -> Sent:
     assert isinstance(outcome, Sent), outcome
     return outcome
 
 
 async def send_message(client: ChatClient, chat_id: str, content: str) -> Sent:
     """Send a message and wait for its acknowledgement."""
-    return expect_sent(await soon((await client.send(chat_id, content)).outcome()))
+    return expect_committed(await soon((await client.send(chat_id, content)).outcome()))
 
 
 async def take(messages: AsyncIterator[Message], count: int) -> list[Message]:
@@ -51,10 +51,10 @@ async def wait_for_messages(client: ChatClient, chat_id: str, count: int) -> lis
     """Wait until the timeline of a chat has at least `count` messages, and return them."""
     messages: list[Message] = []
 
-    async def are_shown() -> bool:
+    async def has_enough() -> bool:
         lines = await client.lines(chat_id, count=10_000)
         messages[:] = [one.message for one in lines if one.message is not None]
         return len(messages) >= count
 
-    await until(are_shown, lambda: messages)
+    await until(has_enough, lambda: messages)
     return messages

@@ -42,7 +42,7 @@ class ModelServer:
         self.refusals: list[str] = []
         """Error codes that refuse the next new messages."""
         self.skip = 0
-        """How many sequences to skip before the next message."""
+        """Number of sequences to skip before the next message."""
         self.lost: set[str] = set()
         """Ids of messages that were lost when a backup was restored."""
         self._backup: dict[str, ModelChat] = {}

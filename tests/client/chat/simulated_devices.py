@@ -1,4 +1,4 @@
-"""A chat client without tasks and sockets: its store, its protocol, and a network that the test advances stepwise."""
+"""A chat client without tasks or sockets: its store, its protocol, and a network that the test advances stepwise."""
 
 import json
 from collections import Counter, deque
@@ -27,7 +27,7 @@ from oncelog.client.chat.values import (
 from oncelog.errors import LostError, ServerRefusedError
 
 LIVE = ("message", "delivery", "membership")
-"""Live frames may be lost, duplicated and reordered; answers may not."""
+"""Live frames can be lost, duplicated and reordered. Answers cannot."""
 
 
 class Device:
@@ -59,7 +59,7 @@ class Device:
         self.protocol.enqueue(stored.outbox, self.now_ms, was_tried=True)
         self.generations: dict[str, int] = {}
         self.places = {chat.chat_id: chat.received_to for chat in stored.chats}
-        """Application's read position in each chat."""
+        """The application's read position in each chat."""
         self.connection: ModelConnection | None = None
         self.out: deque[bytes] = deque()
         self.list_answer: list[ListedChat] | None = None
@@ -73,7 +73,7 @@ class Device:
             self._open(self.store.open(self.name))
         else:
             self._open(self.store._load(self.store._file.connection, self.name))
-        # The application receives messages after the stored position again.
+        # The application receives messages after the stored position a second time.
         for chat_id, received in self.histories.items():
             self.histories[chat_id] = [one for one in received if one.sequence <= self.places.get(chat_id, 0)]
 
@@ -200,7 +200,7 @@ class Device:
             frame = waiting[0]
             is_live = json.loads(frame)["type"] in LIVE
         what = self.chance.random() if is_faulty and is_live else 1
-        if what >= 0.1:  # otherwise the frame is delivered twice
+        if what >= 0.1:  # Otherwise the frame is delivered twice.
             del waiting[place]
         if 0.1 <= what < 0.2:
             self.seen["lost"] += 1
@@ -219,7 +219,7 @@ class Device:
             self.protocol.tick(self.now_ms)
             self._flush()
 
-    # --- the end
+    # --- final checks
 
     @property
     def is_settled(self) -> bool:

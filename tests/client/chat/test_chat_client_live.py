@@ -14,7 +14,7 @@ from client.chat.chat_clients import (
     UNREACHABLE_URL,
     client_of,
     contents,
-    expect_sent,
+    expect_committed,
     send_message,
     take,
     wait_for_messages,
@@ -71,7 +71,7 @@ async def test_messages_of_one_user_reach_the_other(tmp_path: Path) -> None:
         assert {one.user_id for one in made.members} == {"user:ann", "user:bob"}
         await wait_for_update(updates, Membership("tea", "user:bob", present=True, role=MEMBER))
         pending = await ann.send("tea", "hello")
-        outcome = expect_sent(await soon(pending.outcome()))
+        outcome = expect_committed(await soon(pending.outcome()))
         assert (outcome.sequence, outcome.duplicate, pending.result) == (1, False, outcome)
         theirs, mine = bob.messages("tea"), ann.messages("tea")
         (message,) = await take(theirs, 1)
@@ -100,7 +100,7 @@ async def test_updates_report_progress_arrival_delivery_and_membership(tmp_path:
         await soon(ann.until_live())
         updates = ann.updates()
         pending = await ann.send("tea", "hello")
-        outcome = expect_sent(await soon(pending.outcome()))
+        outcome = expect_committed(await soon(pending.outcome()))
         await wait_for_update(updates, Progress("tea", pending.client_message_id, outcome))
         await wait_for_update(updates, Arrived("tea", 1))
         theirs = bob.messages()
@@ -184,7 +184,7 @@ async def test_owner_appoints_owners_and_plain_member_is_refused(tmp_path: Path)
 
 @pytest.mark.rule("CH-7")
 @pytest.mark.rule("CH-12")
-async def test_devices_of_one_user_have_the_same_messages(tmp_path: Path) -> None:
+async def test_devices_of_one_user_get_the_same_messages(tmp_path: Path) -> None:
     async with (
         serving(tmp_path) as served,
         client_of(served.url, path=tmp_path / "phone.db", device_id="phone") as phone,
@@ -197,7 +197,8 @@ async def test_devices_of_one_user_have_the_same_messages(tmp_path: Path) -> Non
             assert contents(await wait_for_messages(device, "tea", 5)) == list("01234")
         stream = phone.messages("tea")
         await take(stream, 4)
-        # Receipt on one device counts for the user, but each device continues at its own position.
+        # A message received on one device counts as received by the user, but each device continues at its own
+        # position.
         assert phone.chats()[0].received_to == 3
         assert contents(await take(desk.messages("tea"), 1)) == ["0"]
         updates = desk.updates()
@@ -292,7 +293,7 @@ async def test_refused_messages_are_kept_and_can_be_sent_again(tmp_path: Path) -
             await bob.add_member("tea", "user:ann")
             await soon(ann.until_status(lambda _: any(one.chat_id == "tea" for one in ann.chats())))
             again = await ann.send_again(stranger.client_message_id)
-            assert expect_sent(await soon(again.outcome())).sequence == 1
+            assert expect_committed(await soon(again.outcome())).sequence == 1
             await ann.forget_refused()
             assert ann.refused() == []
             assert contents(await wait_for_messages(bob, "tea", 1)) == ["hello"]
@@ -309,7 +310,7 @@ async def test_rate_limited_messages_are_sent_in_order(tmp_path: Path) -> None:
         pending = [await ann.send("tea", str(number)) for number in range(80)]
         await soon(ann.until_status(lambda status: "RATE_LIMITED" in str(status.last_error)))
         clock.advance(1000)
-        outcomes = [expect_sent(await soon(one.outcome())) for one in pending]
+        outcomes = [expect_committed(await soon(one.outcome())) for one in pending]
         assert [one.sequence for one in outcomes] == list(range(1, 81))
         assert contents(await wait_for_messages(ann, "tea", 80)) == [str(number) for number in range(80)]
 
@@ -339,7 +340,7 @@ async def test_message_older_than_the_id_retention_is_refused_as_expired(tmp_pat
             assert (refused.client_message_id, refused.outcome.code) == (old.client_message_id, EXPIRED)
             assert contents(await wait_for_messages(ann, "tea", 2)) == ["first", "yesterday"]
             again = await ann.send_again(old.client_message_id)
-            assert expect_sent(await soon(again.outcome())).sequence == 3
+            assert expect_committed(await soon(again.outcome())).sequence == 3
 
 
 async def test_reused_id_and_full_outbox_are_refused() -> None:
@@ -363,7 +364,7 @@ async def test_reused_id_with_different_content_is_reported_as_mismatch(tmp_path
         first = await ann.send("tea", "hello")
         await soon(first.outcome())
         other = await bob.send("tea", "not that", client_message_id=first.client_message_id)
-        outcome = expect_sent(await soon(other.outcome()))
+        outcome = expect_committed(await soon(other.outcome()))
         assert (outcome.sequence, outcome.duplicate, outcome.content_mismatch) == (1, True, True)
         assert contents(await wait_for_messages(bob, "tea", 1)) == ["hello"]
 
@@ -436,7 +437,7 @@ async def test_killed_client_sends_again_under_the_same_ids(tmp_path: Path, mome
 
 
 def send_and_kill(server: ServerProcess, directory: Path, number: int) -> set[str]:
-    """Kill the server and then three sending devices. Return the messages that the devices reported as stored."""
+    """Kill the server and then three sending devices. Return the messages that the devices have reported as stored."""
     reported = set[str]()
     with ExitStack() as stack:
         devices = (("ann", "ann-phone", f"{number}p"), ("ann", "ann-desk", f"{number}d"), ("bob", "bob", f"{number}"))
@@ -527,13 +528,13 @@ async def test_devices_converge_over_a_faulty_network(tmp_path: Path, seed: int)
                         for number in range(25):
                             pending = await client.send("tea", f"{name} {turn} {number:02}")
                             if number % 5 == 0:
-                                expect_sent(await soon(pending.outcome()))
+                                expect_committed(await soon(pending.outcome()))
 
             await asyncio.gather(send_all("ann", "phone"), send_all("ann", "desk"), send_all("bob", "bob"))
             extra = 0
             async with open_client("bob", "bob") as bob:
                 while not has_enough_faults(proxy):
-                    expect_sent(await soon((await bob.send("tea", f"extra {extra}")).outcome()))
+                    expect_committed(await soon((await bob.send("tea", f"extra {extra}")).outcome()))
                     extra += 1
             proxy.calm()
             async with (

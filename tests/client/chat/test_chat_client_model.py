@@ -1,6 +1,6 @@
-"""The model of the chat server, which the simulations use, answers like a real server.
+"""The model of the chat server that the simulations use answers like a real server.
 
-Both receive the same requests. The comparison ignores ids, times and epochs, which differ between servers.
+Both get the same requests. The comparison ignores ids, times and epochs, because they differ between servers.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class Real:
 
 
 async def play(server: Model | Real) -> list[Any]:
-    """Send a fixed series of requests and return all answers."""
+    """Send a fixed series of requests, and return all answers."""
     received: list[Any] = []
 
     async def request(device: str, kind: str, answers: int = 1, **members: Any) -> None:

@@ -1,4 +1,4 @@
-"""The documentation page and the example of the chat client are correct."""
+"""Test the documentation page and the example of the chat client."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ def test_example_recovers_after_it_is_killed(tmp_path: Path) -> None:
         assert "Ann sees: ['delivered', 'delivered', 'delivered']" in output
 
 
-def test_programs_of_the_page_run(tmp_path: Path) -> None:
+def test_programs_on_the_page_run(tmp_path: Path) -> None:
     programs = programs_of(PAGE)
     assert len(programs) == 2
     with serving(tmp_path) as server:

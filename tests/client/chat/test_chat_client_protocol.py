@@ -51,7 +51,7 @@ def test_sync_precedes_sends_and_partial_pages_are_not_shown() -> None:
 
 
 @pytest.mark.rule("CH-12")
-def test_interrupted_sync_continues_at_its_position() -> None:
+def test_interrupted_sync_continues_where_it_stopped() -> None:
     driver = ProtocolDriver(chat_at(0)).begin(ListedChat("tea", 9))
     driver.receive_page(driver.take_sent()[0], 1, 2, has_more=True)
     driver.protocol.disconnect()
@@ -96,7 +96,7 @@ def test_at_most_syncs_max_chats_are_synced_concurrently() -> None:
 
 
 @pytest.mark.rule("CH-7")
-def test_live_messages_are_ordered_and_repeats_dropped() -> None:
+def test_live_messages_are_ordered_and_repeated_ones_dropped() -> None:
     driver = ProtocolDriver(chat_at(0)).begin(ListedChat("tea", 0))
     driver.receive_messages(2, 2, 3, 1, 1, 3)
     assert driver.chat().complete_to == 3
@@ -106,7 +106,7 @@ def test_live_messages_are_ordered_and_repeats_dropped() -> None:
 
 @pytest.mark.rule("CH-7")
 @pytest.mark.rule("CH-12")
-def test_gap_is_requested_and_missing_sequences_block_nothing() -> None:
+def test_gap_is_requested_and_sequences_that_do_not_exist_block_nothing() -> None:
     driver = ProtocolDriver(chat_at(4), gap_wait_ms=100).begin(ListedChat("tea", 4))
     driver.receive_messages(7)
     assert driver.protocol.next_at_ms == 100
@@ -244,7 +244,7 @@ def test_refusal_after_an_earlier_attempt_is_marked_as_tried() -> None:
 
 
 @pytest.mark.rule("CH-12")
-def test_expired_message_is_searched_and_then_refused() -> None:
+def test_sync_looks_for_an_expired_message_before_it_is_refused() -> None:
     driver = ProtocolDriver(chat_at(0), remembered_ms=1000)
     driver.now_ms = 1000
     driver.protocol.enqueue([entry(1), entry(2), entry(3, accepted_at_ms=1)], 0, was_tried=True)
@@ -273,7 +273,7 @@ def test_reused_id_loads_the_stored_message() -> None:
     assert driver.changes.messages[0].content == "text 1"
 
 
-def test_erased_message_is_not_shown_by_its_sender() -> None:
+def test_sender_does_not_show_its_erased_message() -> None:
     driver = ProtocolDriver(chat_at(0)).begin(ListedChat("tea", 0))
     driver.protocol.enqueue([entry(1)], 0)
     driver.receive_ack(driver.take_sent()[0], 1, duplicate=True, erased=True)
@@ -359,9 +359,9 @@ def test_own_role_follows_frames_and_the_list_of_chats() -> None:
     assert (chat.role, driver.changes.updates) == ("member", [])
     for role in ("owner", "owner"):  # the second frame changes nothing
         driver.receive("membership", chat_id="tea", user_id=ME, present=True, role=role)
-    driver.receive("membership", chat_id="tea", user_id=ME, present=True)  # from a server without roles
+    driver.receive("membership", chat_id="tea", user_id=ME, present=True)  # sent by a server without roles
     assert (chat.role, driver.changes.updates) == ("owner", [Membership("tea", ME, present=True, role="owner")])
-    driver.protocol.apply_list([ListedChat("tea", 1, role="member")], 0)  # changed while the client was away
+    driver.protocol.apply_list([ListedChat("tea", 1, role="member")], 0)  # changed while the client was disconnected
     assert driver.changes.updates == [Membership("tea", ME, present=True, role="member")]
     driver.receive("membership", chat_id="tea", user_id=ME, present=False)
     assert chat.role is None

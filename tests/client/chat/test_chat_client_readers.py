@@ -54,7 +54,7 @@ class ScriptedSocket:
 
 
 class ScriptedWire:
-    """Connects immediately. `epoch` and `listed` are what the server reports."""
+    """Connects immediately. `epoch` and `listed` determine what the simulated server reports."""
 
     def __init__(self) -> None:
         self.sockets: list[ScriptedSocket] = []
@@ -249,7 +249,7 @@ async def test_socket_is_not_read_while_the_store_is_slow() -> None:
         assert len(await take(ann.messages("tea"), 49)) == 49
 
 
-async def test_unexpected_error_is_raised_to_all_callers() -> None:
+async def test_unexpected_error_is_raised_in_all_callers() -> None:
     wire = ScriptedWire()
     wire.listed = RuntimeError("a bug")  # not an error from the package
     client = client_on(wire)

@@ -2,8 +2,8 @@
 
 The network loses, duplicates, delays and reorders live frames and cuts connections. Clients crash and lose unsaved
 changes. The server is busy, skips sequences, removes members and is restored from backups. No device ever shows a
-message twice, out of order or after a gap. In the end every device has all messages of the server, and each sent
-message is stored once or reported as refused.
+message twice, out of order or after a gap. In the end every device has all messages of the server, and the server has
+stored each sent message once or refused it.
 """
 
 from collections import Counter

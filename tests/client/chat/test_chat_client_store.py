@@ -164,7 +164,7 @@ async def test_single_text_as_members_is_refused() -> None:
             await ann.create("tea", members="user:bob")
 
 
-async def test_client_can_be_opened_once() -> None:
+async def test_client_can_be_opened_only_once() -> None:
     client = client_of(UNREACHABLE_URL)
     with pytest.raises(ClosedError, match="not open"):
         await client.send("tea", "hello")

@@ -19,7 +19,7 @@ push = DeltasTransport.push
 edited = asyncio.Event()
 
 
-async def dying(self: DeltasTransport, entries: Sequence[OutboxEntry]) -> PushReply:
+async def kill_before_push(self: DeltasTransport, entries: Sequence[OutboxEntry]) -> PushReply:
     await edited.wait()
     if MOMENT == "unanswered":
         await push(self, entries)
@@ -35,5 +35,5 @@ async def main() -> None:
         await asyncio.Event().wait()
 
 
-DeltasTransport.push = dying  # type: ignore[method-assign]
+DeltasTransport.push = kill_before_push  # type: ignore[method-assign]
 asyncio.run(main())

@@ -40,7 +40,7 @@ class FaultyRelay:
             finally:
                 await runner.cleanup()
 
-    def _happens(self, what: str, rate: float) -> bool:
+    def _is_chosen(self, what: str, rate: float) -> bool:
         if self.is_calm or self._chance.random() >= rate:
             return False
         self.done[what] += 1
@@ -51,17 +51,17 @@ class FaultyRelay:
             return await self._bridge(request)
         body = await request.read()
         address = str(request.rel_url)
-        if self._happens("lost", 0.15):
+        if self._is_chosen("lost", 0.15):
             return self._cut(request)
         status, answer, headers = await self._forward(request.method, address, body)
         if request.method == "POST":
-            if self._happens("doubled", 0.2):
+            if self._is_chosen("doubled", 0.2):
                 await self._forward("POST", address, body)
-            if self._happens("kept", 0.2):
+            if self._is_chosen("kept", 0.2):
                 self._copies.append((address, body))
-            elif self._copies and self._happens("late", 0.3):
+            elif self._copies and self._is_chosen("late", 0.3):
                 await self._forward("POST", *self._copies.pop(self._chance.randrange(len(self._copies))))
-        if self._happens("answer lost", 0.2):
+        if self._is_chosen("answer lost", 0.2):
             return self._cut(request)
         return web.Response(status=status, body=answer, headers=headers)
 
@@ -77,12 +77,15 @@ class FaultyRelay:
         return web.Response()
 
     async def _bridge(self, request: web.Request) -> web.StreamResponse:
-        if self._happens("refused", 0.1):
+        if self._is_chosen("refused", 0.1):
             return self._cut(request)
         ours = web.WebSocketResponse()
         await ours.prepare(request)
         async with self._session.ws_connect(self.target + str(request.rel_url)) as theirs:
-            both = [asyncio.create_task(self._carry(ours, theirs)), asyncio.create_task(self._carry(theirs, ours))]
+            both = [
+                asyncio.create_task(self._forward_messages(ours, theirs)),
+                asyncio.create_task(self._forward_messages(theirs, ours)),
+            ]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             for task in both:
                 task.cancel()
@@ -91,8 +94,8 @@ class FaultyRelay:
             request.transport.abort()
         return ours
 
-    async def _carry(self, source: Any, target: Any) -> None:
+    async def _forward_messages(self, source: Any, target: Any) -> None:
         async for message in source:
-            if message.type is not aiohttp.WSMsgType.TEXT or self._happens("cut", 0.15):
+            if message.type is not aiohttp.WSMsgType.TEXT or self._is_chosen("cut", 0.15):
                 return
             await target.send_str(message.data)

@@ -102,7 +102,7 @@ class ModelGateway:
         return json_bytes({**answer, "serverTime": self.now_ms})
 
     def _merge(self, delta: Delta) -> Delta:
-        """Store a new delta unless it is older than the horizon. Return what readers receive."""
+        """Store a new delta unless it is older than the horizon. Return the delta that readers receive."""
         name = (delta["table"], delta["rowId"])
         deltas = self.deltas.get(name) or ([] if self.horizon is None else [horizon_delete(self.horizon, name)])
         deletes = [one for one in deltas if one["op"] == "DELETE"]
@@ -114,7 +114,7 @@ class ModelGateway:
         return delta
 
     def pull(self, since: int, epoch: str, limit: int) -> bytes:
-        self._demand_history(since, epoch)
+        self._check_history(since, epoch)
         if 0 < since < self.compacted and self.horizon is not None:
             raise Refusal(409, "HISTORY_CHANGED", epoch=self.epoch, newest=len(self.log), snapshot=True)
         if since < self.compacted:
@@ -139,7 +139,7 @@ class ModelGateway:
             raise Refusal(400, "BAD_REQUEST")  # page token of a different history
         if horizon != self.horizon:
             raise Refusal(409, "HISTORY_CHANGED", epoch=self.epoch, snapshot=True)
-        rows = sorted(self._played().items())
+        rows = sorted(self._merged_rows().items())
         chosen = [(list(name), row) for name, row in rows if list(name) > after][:limit]
         is_last = not chosen or chosen[-1][0] == list(rows[-1][0])
         following = "" if is_last else json.dumps([cursor, horizon, chosen[-1][0]])
@@ -147,7 +147,7 @@ class ModelGateway:
         answer = {"rows": shown, "cursor": cursor, "next": following, "epoch": self.epoch}
         return json_bytes(answer if horizon is None else {**answer, "horizon": str(horizon)})
 
-    def _demand_history(self, since: int, epoch: str) -> None:
+    def _check_history(self, since: int, epoch: str) -> None:
         if epoch not in ("", self.epoch) or since > len(self.log):
             raise Refusal(409, "HISTORY_CHANGED", epoch=self.epoch, newest=len(self.log))
 
@@ -158,7 +158,7 @@ class ModelGateway:
 
     def drop_tombstones(self, is_chosen: Callable[[], bool]) -> None:
         """Drop some of the deleted rows whose DELETE has been compacted."""
-        for name, row in self._played().items():
+        for name, row in self._merged_rows().items():
             deleted = row["deleted"]
             is_late = deleted is not None and deleted["clientId"] == HORIZON_CLIENT
             sequence = self.compacted if is_late else self.known.get((deleted or {}).get("deltaId", ""), 0)
@@ -181,10 +181,10 @@ class ModelGateway:
 
     # --- rows
 
-    def _played(self) -> dict[Name, Row]:
-        return {name: self._play(deltas) for name, deltas in self.deltas.items()}
+    def _merged_rows(self) -> dict[Name, Row]:
+        return {name: self._replay(deltas) for name, deltas in self.deltas.items()}
 
-    def _play(self, deltas: list[Delta]) -> Row:
+    def _replay(self, deltas: list[Delta]) -> Row:
         columns: dict[str, Any] = {}
         written = deleted = None
         for delta in sorted(deltas, key=stamp_of):
@@ -199,7 +199,7 @@ class ModelGateway:
     def rows(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Return the rows that are not deleted."""
         shown = {}
-        for name, row in self._played().items():
+        for name, row in self._merged_rows().items():
             if exists(row):
                 shown[name] = {one["column"]: one["value"] for one in row["columns"]}
         return shown

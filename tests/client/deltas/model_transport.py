@@ -23,7 +23,8 @@ from oncelog.core.deltas import encode_push
 from oncelog.core.merge import RowDelta
 
 Hook = Callable[[str], Awaitable[Any]]
-"""Called with the name of a request. A result other than None replaces the answer; an exception is raised."""
+"""Called with the name of a request. A result other than None replaces the answer. An exception makes the request fail.
+"""
 
 
 async def no_effect(_name: str) -> None:

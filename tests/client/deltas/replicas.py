@@ -1,4 +1,4 @@
-"""A deltas client without tasks and sockets: its store, its protocol, and a network that the test advances stepwise."""
+"""A deltas client without tasks or sockets: its store, its protocol, and a network that the test advances stepwise."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -192,7 +192,7 @@ class Replica:
         self.pulling.confirm(effect)
 
     def _check_own_edits(self) -> None:
-        """Check that this replica's edits were undone only by a new history, the application or a higher horizon."""
+        """Check that only a new history, the application or a higher horizon has undone edits of this replica."""
         if self.store.sync_state.epoch != self.gateway.epoch:
             return
         connection = self.store._file.connection

@@ -1,10 +1,10 @@
-"""The client refuses edits that no gateway accepts. The error names the field, and nothing changes."""
+"""The client refuses edits that every gateway would refuse. The error names the field, and nothing changes."""
 
 from typing import Any
 
 import pytest
 
-from client.deltas.test_deltas_client_store import NOW_MS, opened
+from client.deltas.test_deltas_client_store import NOW_MS, open_store
 from oncelog.core.deltas import decode_push, encode_push
 from oncelog.errors import CanonicalError
 
@@ -44,7 +44,7 @@ def nested(levels: int) -> Any:
     ],
 )
 def test_invalid_edit_is_refused_with_the_name_of_the_field(table: Any, row_id: Any, columns: Any, words: str) -> None:
-    store = opened()
+    store = open_store()
     with pytest.raises(CanonicalError, match=words):
         store.transact(lambda edits: edits.put(table, row_id, columns), NOW_MS)
     assert store.sync_state.pending == 0
@@ -52,7 +52,7 @@ def test_invalid_edit_is_refused_with_the_name_of_the_field(table: Any, row_id: 
 
 
 def test_row_above_the_size_limit_is_refused() -> None:
-    store = opened(value_bytes_max=2_000_002)
+    store = open_store(value_bytes_max=2_000_002)
 
     def put(name: str) -> None:
         store.transact(lambda edits: edits.put("notes", "1", {name: "x" * 2_000_000}), NOW_MS)
@@ -64,8 +64,8 @@ def test_row_above_the_size_limit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("levels", range(495, 512))
-def test_accepted_edit_can_be_pushed_at_any_nesting(levels: int) -> None:
-    store = opened()
+def test_accepted_edit_can_be_pushed_at_any_nesting_depth(levels: int) -> None:
+    store = open_store()
     try:
         store.transact(lambda edits: edits.put("notes", "1", {"a": nested(levels)}), NOW_MS)
     except CanonicalError:
@@ -77,6 +77,6 @@ def test_accepted_edit_can_be_pushed_at_any_nesting(levels: int) -> None:
 
 def test_json_values_are_stored_unchanged() -> None:
     columns = {"a": -0.0, "b": 1e300, "c": None, "d": {"é": [True, "\0"]}, "_E9": ""}
-    store = opened()
+    store = open_store()
     store.transact(lambda edits: edits.put("notes", "row/1 é\U0001f600", columns), NOW_MS)
     assert store.load_row("notes", "row/1 é\U0001f600") == {**columns, "a": 0}

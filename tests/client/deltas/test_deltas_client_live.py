@@ -44,7 +44,7 @@ async def compact(served: Serving, keep: int = 0) -> None:
 
 
 async def deltas_count(url: str) -> int:
-    """Return how many deltas the gateway has."""
+    """Return the number of deltas that the gateway has."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/sync/shop/pull?limit=1000") as response:
         answer = await response.json()
         assert not answer["hasMore"]
@@ -138,7 +138,7 @@ async def test_pushes_are_split_when_the_gateway_refuses_their_size(tmp_path: Pa
 async def test_pushes_are_split_when_the_gateway_limits_the_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Set the burst to the rate. The default burst accepts a push of any size after a pause.
+    # Set the burst to the rate, because the default burst would accept a push of any size after a pause.
     monkeypatch.setattr("oncelog.server.api_service.Rate", lambda per_second, burst: Rate(per_second, per_second))  # noqa: ARG005
     clock = ManualClock()
     async with (
@@ -146,11 +146,11 @@ async def test_pushes_are_split_when_the_gateway_limits_the_rate(
         client_of(served.url, wall_ms=clock.wall_ms) as ann,
     ):
 
-        def many(edits: Edits) -> None:
-            for number in range(450):  # more than the burst
+        def edit_many_rows(edits: Edits) -> None:
+            for number in range(450):  # exceeds the burst
                 edits.put("products", f"{number:03}", {"number": number})
 
-        await ann.transact(many)
+        await ann.transact(edit_many_rows)
         await soon(ann.until_status(lambda status: "RATE_LIMITED" in str(status.last_error)))
         syncing = asyncio.create_task(soon(ann.synced()))
         while not syncing.done():
@@ -414,7 +414,7 @@ async def test_clients_and_server_converge_after_repeated_kills(tmp_path: Path) 
     reported = set[str]()
     storm = HERE / "deltas_storm_worker.py"
     async with server_process(tmp_path) as server:
-        server.kill()  # the workers start and die while the server is down
+        server.kill()  # The workers start and are killed while the server is down.
         for lives in range(2):
             with (
                 start_script(storm, server.url, tmp_path / "ann.db", "ann-1", lives) as ann_worker,

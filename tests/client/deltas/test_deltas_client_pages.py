@@ -1,4 +1,4 @@
-"""The documentation page and the example of the deltas client are correct."""
+"""Test the documentation page and the example of the deltas client."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def test_example_recovers_after_it_is_killed(tmp_path: Path) -> None:
             assert "both tills have {'tea': {'name': 'Green tea', 'price': 4}}" in output
 
 
-def test_programs_of_the_page_run(tmp_path: Path) -> None:
+def test_programs_on_the_page_run(tmp_path: Path) -> None:
     programs = programs_of(PAGE)
     assert len(programs) == 2
     with serving(tmp_path) as server:

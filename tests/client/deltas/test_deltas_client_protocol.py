@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from client.deltas.test_deltas_client_store import ALL, delta, opened, put
+from client.deltas.test_deltas_client_store import ALL, delta, open_store, put
 from oncelog.client.deltas.codec import (
     DeltaPage,
     GatewayRefusedError,
@@ -41,7 +41,7 @@ FORGED = b'{"deltaId":"00","op":"INSERT","table":"t","rowId":"1","clientId":"c",
 
 
 def entries(count: int) -> list[OutboxEntry]:
-    store = opened()
+    store = open_store()
     for number in range(count):
         put(store, str(number), a=number)
     return store.list_pending(None, ALL, ALL)
@@ -146,7 +146,7 @@ def test_push_that_is_too_large_or_too_frequent_is_split(code: str) -> None:
 
 @pytest.mark.rule("CO-34")
 def test_push_is_split_to_isolate_the_failing_delta() -> None:
-    """A store that rejects one of several deltas does not say which."""
+    """A store that rejects one of several deltas does not report which one."""
     pushing, outbox = PushProtocol(100), entries(20)
     bad = outbox[13]
     sizes = []
@@ -408,7 +408,7 @@ def test_errors_with_and_without_a_gateway_body_are_decoded() -> None:
 # --- pauses
 
 
-class Always:
+class HighestRandom:
     def uniform(self, _low: float, high: float) -> float:
         return high
 
@@ -421,7 +421,7 @@ def test_pauses_grow_and_respect_retry_after() -> None:
         refused_pause_ms_max=5000,
         retry_after_ms_max=10_000,
     )
-    patience = Backoff(limits, Always())  # type: ignore[arg-type]
+    patience = Backoff(limits, HighestRandom())  # type: ignore[arg-type]
     assert [patience.next_pause_s(RetryPause()) for _ in range(4)] == [0.1, 0.2, 0.3, 0.3]
     assert [patience.next_pause_s(RetryPause(0, is_long=True)) for _ in range(4)] == [1, 2, 4, 5]
     assert patience.next_pause_s(RetryPause(2000)) == 2.4

@@ -1,4 +1,4 @@
-"""Joining partial rows gives the same result as merging all deltas, for any partition and order."""
+"""Joining partial rows gives the same result as merging all deltas, for any partition of the deltas and any order."""
 
 from random import Random
 

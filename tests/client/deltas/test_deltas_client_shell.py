@@ -27,27 +27,27 @@ from oncelog.errors import (
 )
 
 AHEAD_MS = 3_600_000
-"""How far the model's stopped clock is ahead, so that edits of a slow test stay within the drift limit."""
+"""Lead of the model's stopped clock, so that edits of a slow test stay within the drift limit."""
 
 
-def modelled(gateway: ModelGateway | None = None) -> tuple[ModelGateway, ModelWire]:
+def client_of_model(gateway: ModelGateway | None = None) -> tuple[ModelGateway, ModelWire]:
     chosen = gateway or ModelGateway()
     chosen.now_ms = get_wall_ms() + AHEAD_MS
     return chosen, ModelWire(chosen)
 
 
 async def test_edit_of_a_cancelled_caller_is_reported_and_pushed() -> None:
-    gateway, wire = modelled()
+    gateway, wire = client_of_model()
     async with client_of(UNREACHABLE_URL, wire=wire) as ann:
         changes = ann.changes()
         loop, is_begun, may_end = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
-        def slowly(edits: Edits) -> None:
+        def edit_slowly(edits: Edits) -> None:
             loop.call_soon_threadsafe(is_begun.set)
             assert may_end.wait(WAIT_S)
             edits.put("products", "1", {"a": 1})
 
-        editing = asyncio.create_task(ann.transact(slowly))
+        editing = asyncio.create_task(ann.transact(edit_slowly))
         await soon(is_begun.wait())
         editing.cancel()
         await asyncio.wait([editing])
@@ -57,8 +57,8 @@ async def test_edit_of_a_cancelled_caller_is_reported_and_pushed() -> None:
         assert gateway.rows() == {("products", "1"): {"a": 1}}
 
 
-async def test_synced_waits_for_the_deltas_of_the_gateway_at_the_call() -> None:
-    gateway, wire = modelled()
+async def test_synced_waits_for_the_deltas_that_the_gateway_has_at_the_call() -> None:
+    gateway, wire = client_of_model()
     async with client_of(UNREACHABLE_URL, wire=wire, client_id="ann") as ann:
         await soon(ann.synced())
         async with client_of(UNREACHABLE_URL, wire=ModelWire(gateway), client_id="bob") as bob:
@@ -73,15 +73,15 @@ async def test_synced_waits_for_the_deltas_of_the_gateway_at_the_call() -> None:
 
 
 async def test_synced_ignores_a_page_requested_before_the_call() -> None:
-    gateway, wire = modelled()
+    gateway, wire = client_of_model()
     gate, is_answered = asyncio.Event(), asyncio.Event()
 
-    async def held(name: str) -> None:
+    async def hold_pull(name: str) -> None:
         if name == "pull":
             is_answered.set()
             await gate.wait()
 
-    wire.after = held
+    wire.after = hold_pull
     async with client_of(UNREACHABLE_URL, wire=wire, client_id="ann") as ann:
         await soon(is_answered.wait())
         async with client_of(UNREACHABLE_URL, wire=ModelWire(gateway), client_id="bob") as bob:
@@ -109,18 +109,18 @@ async def test_synced_raises_timeout_error_or_closed_error() -> None:
 
 @pytest.mark.rule("DE-6")
 async def test_whole_queue_is_pushed_again_after_a_lost_answer() -> None:
-    gateway, wire = modelled()
+    gateway, wire = client_of_model()
     sent: list[list[str]] = []
     push = wire.push
 
-    async def seen(entries: Any) -> Any:
+    async def record_push(entries: Any) -> Any:
         sent.append([one.decode().row_id for one in entries])
         answer = await push(entries)
         if len(sent) < 3:
             raise LostError("lost")
         return answer
 
-    wire.push = seen  # type: ignore[method-assign]
+    wire.push = record_push  # type: ignore[method-assign]
     async with client_of(UNREACHABLE_URL, wire=wire) as ann:
 
         def both(edits: Any) -> None:
@@ -134,18 +134,18 @@ async def test_whole_queue_is_pushed_again_after_a_lost_answer() -> None:
 
 
 async def test_temporarily_unwritable_store_delays_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    gateway, wire = modelled()
+    gateway, wire = client_of_model()
     failures = {"acknowledge": 1, "apply": 1}
     for name in ("acknowledge", "apply"):
         function = getattr(DeltasStore, name)
 
-        def failing(self: DeltasStore, *given: Any, name: str = name, function: Any = function) -> Any:
+        def fail_once(self: DeltasStore, *given: Any, name: str = name, function: Any = function) -> Any:
             if failures[name]:
                 failures[name] -= 1
                 raise StoreUnavailableError("the disk is full")
             return function(self, *given)
 
-        monkeypatch.setattr(DeltasStore, name, failing)
+        monkeypatch.setattr(DeltasStore, name, fail_once)
     monkeypatch.setattr("oncelog.client.runtime.backoff.STORE_PAUSE", RetryPause())
     async with client_of(UNREACHABLE_URL, wire=wire) as ann:
         await ann.put("products", "1", {"a": 1})
@@ -155,16 +155,16 @@ async def test_temporarily_unwritable_store_delays_sync(monkeypatch: pytest.Monk
         assert ann.status().last_error is None
 
 
-async def test_unexpected_error_is_raised_to_all_callers() -> None:
-    _, wire = modelled()
+async def test_unexpected_error_is_raised_in_all_callers() -> None:
+    _, wire = client_of_model()
     is_broken = asyncio.Event()
 
-    async def broken(name: str) -> None:
+    async def raise_unexpected(name: str) -> None:
         if name == "push":
             await is_broken.wait()
             raise ZeroDivisionError("broken")
 
-    wire.before = broken
+    wire.before = raise_unexpected
     async with client_of(UNREACHABLE_URL, wire=wire) as ann:
         changes = ann.changes()
         await ann.put("products", "1", {"a": 1})
@@ -181,15 +181,15 @@ async def test_unexpected_error_is_raised_to_all_callers() -> None:
 
 
 async def test_request_with_an_invalid_answer_is_repeated() -> None:
-    _, wire = modelled()
+    _, wire = client_of_model()
     nonsense = [DeltaPage((), 0, has_more=True, epoch="e"), GatewayRefusedError(SERVER_ERROR, "x")]
 
-    async def odd(name: str) -> Any:
+    async def answer_malformed(name: str) -> Any:
         if name == "pull" and nonsense:
             return nonsense.pop(0)
         return None
 
-    wire.before = odd
+    wire.before = answer_malformed
     async with client_of(UNREACHABLE_URL, wire=wire) as ann:
         await soon(ann.synced())
         assert not nonsense
@@ -197,13 +197,13 @@ async def test_request_with_an_invalid_answer_is_repeated() -> None:
 
 
 async def test_repeated_compacted_answers_are_followed_by_a_pause() -> None:
-    gateway, wire = modelled()
+    gateway, wire = client_of_model()
     limits = DeltasLimits(**{**SHORT, "pause_ms_min": 600_000, "pause_ms_max": 600_000})
 
-    async def compacted(name: str) -> Any:
+    async def answer_compacted(name: str) -> Any:
         return DeltaPage((), 0, True, gateway.epoch, is_compacted=True) if name == "pull" else None
 
-    wire.before = compacted
+    wire.before = answer_compacted
     async with client_of(UNREACHABLE_URL, wire=wire, limits=limits):
         await until(lambda: wire.requests == ["pull", "snapshot", "pull"])
         for _ in range(100):
@@ -212,7 +212,7 @@ async def test_repeated_compacted_answers_are_followed_by_a_pause() -> None:
 
 
 async def test_push_detects_a_changed_history() -> None:
-    gateway, wire = modelled()
+    gateway, wire = client_of_model()
     async with client_of(UNREACHABLE_URL, wire=wire) as ann:
         await ann.put("products", "1", {"a": 1})
         await soon(ann.synced())
@@ -228,13 +228,13 @@ async def test_push_detects_a_changed_history() -> None:
 
 
 async def test_client_that_may_only_push_continues_after_a_restore() -> None:
-    gateway, wire = modelled()
+    gateway, wire = client_of_model()
     may_read = False
 
-    async def forbidden(name: str) -> GatewayRefusedError | None:
+    async def refuse_pull(name: str) -> GatewayRefusedError | None:
         return None if name == "push" or may_read else GatewayRefusedError(FORBIDDEN, "may not read")
 
-    wire.before = forbidden
+    wire.before = refuse_pull
     async with client_of(UNREACHABLE_URL, wire=wire) as ann:
         await ann.put("products", "1", {"a": 1})
         await soon(ann.until_status(lambda status: status.pending == 0))
@@ -251,16 +251,16 @@ async def test_client_that_may_only_push_continues_after_a_restore() -> None:
 
 
 async def test_delta_discarded_during_its_push_leaves_no_refusal() -> None:
-    gateway, wire = modelled()
+    gateway, wire = client_of_model()
     limits = DeltasLimits(**{**SHORT, "refused_pause_ms_min": 600_000, "refused_pause_ms_max": 600_000})
     gate, is_pushing = asyncio.Event(), asyncio.Event()
 
-    async def held(name: str) -> None:
+    async def hold_push(name: str) -> None:
         if name == "push":
             is_pushing.set()
             await gate.wait()
 
-    wire.after = held
+    wire.after = hold_push
     async with client_of(UNREACHABLE_URL, wire=wire, limits=limits) as ann:
         made = await ann.put("products", "1", {"a": BAD})
         await soon(is_pushing.wait())
@@ -274,18 +274,18 @@ async def test_delta_discarded_during_its_push_leaves_no_refusal() -> None:
 
 
 async def test_edits_during_a_reset_are_not_lost() -> None:
-    gateway, wire = modelled()
+    gateway, wire = client_of_model()
     gate, is_reading = asyncio.Event(), asyncio.Event()
     async with client_of(UNREACHABLE_URL, wire=wire) as ann:
         await ann.put("products", "1", {"a": 1})
         await soon(ann.synced())
 
-        async def held(name: str) -> None:
+        async def hold_snapshot(name: str) -> None:
             if name == "snapshot":
                 is_reading.set()
                 await gate.wait()
 
-        wire.after = held
+        wire.after = hold_snapshot
         gateway.back_up()
         gateway.restore()
         wire.wake_live()
@@ -293,7 +293,7 @@ async def test_edits_during_a_reset_are_not_lost() -> None:
         await soon(is_reading.wait())
         assert ann.status().is_resetting
         await ann.put("products", "1", {"a": 2})
-        await soon(ann.until_status(lambda status: status.pending == 0))  # acknowledged after the page was read
+        await soon(ann.until_status(lambda status: status.pending == 0))  # Acknowledged after the page was read.
         changes = ann.changes()
         gate.set()
         await soon(ann.until_status(lambda status: not status.is_resetting))
@@ -316,22 +316,22 @@ async def test_edit_function_gets_the_current_row() -> None:
         assert await ann.row("products", "1") is None
         assert await ann.edit("products", "1", lambda _: DELETE) is None
 
-        def wrong(_row: Any) -> Any:
+        def raise_error(_row: Any) -> Any:
             raise StopIteration("of the application")
 
         with pytest.raises(RuntimeError, match="StopIteration"):
-            await ann.edit("products", "1", wrong)
+            await ann.edit("products", "1", raise_error)
 
 
 async def test_edit_function_without_a_return_value_changes_nothing() -> None:
     async with client_of(UNREACHABLE_URL) as ann:
         await ann.put("products", "1", {"n": 1})
 
-        def forgetful(row: Any) -> Any:
+        def return_nothing(row: Any) -> Any:
             row["n"] += 1
 
         with pytest.raises(ClientError, match=r"return the columns to set, or oncelog\.client\.deltas\.DELETE"):
-            await ann.edit("products", "1", forgetful)
+            await ann.edit("products", "1", return_nothing)
         with pytest.raises(CanonicalError, match="columns must be a mapping"):
             await ann.edit("products", "1", lambda _: [])  # type: ignore[arg-type,return-value]
         assert await ann.row("products", "1") == {"n": 1}
@@ -343,11 +343,11 @@ async def test_rows_are_returned_in_order_and_in_pages() -> None:
     async with client_of(UNREACHABLE_URL) as ann:
         names = ["", *(f"{number:04}" for number in range(1001)), "\U0001f600", "\uffff"]
 
-        def many(edits: Any) -> None:
+        def edit_many_rows(edits: Any) -> None:
             for name in names[1:]:
                 edits.put("products", name, {"name": name})
 
-        await ann.transact(many)
+        await ann.transact(edit_many_rows)
         found = [row async for row in ann.each_row("products")]
         assert [row.row_id for row in found] == sorted(names[1:])
         assert (await ann.rows("products", after="0998", limit=2))[1] == LocalRow("1000", {"name": "1000"})
@@ -379,7 +379,7 @@ def test_invalid_settings_are_refused(options: dict[str, Any], words: str) -> No
         DeltasClient(chosen.pop("url"), chosen.pop("gateway"), **chosen)
 
 
-async def test_client_can_be_opened_once(tmp_path: Path) -> None:
+async def test_client_can_be_opened_only_once(tmp_path: Path) -> None:
     ann = client_of(UNREACHABLE_URL, tmp_path / "ann.db")
     with pytest.raises(ClosedError, match="not open"):
         await ann.put("products", "1", {})

@@ -191,12 +191,12 @@ def test_replicas_converge_with_restored_backups(block: int) -> None:
 
 @pytest.mark.rule("DE-7")
 @pytest.mark.parametrize("seed", [20044, 20064, 20234])
-def test_backup_restored_between_the_first_push_and_the_first_pull_is_noticed(seed: int) -> None:
+def test_backup_restored_between_the_first_push_and_the_first_pull_is_detected(seed: int) -> None:
     World(seed, backups=True, refusals=bool(seed % 2)).run(STEPS)
 
 
 @pytest.mark.rule("DE-7")
-def test_backup_restored_between_the_pages_of_the_first_snapshot_is_noticed() -> None:
+def test_backup_restored_between_the_pages_of_the_first_snapshot_is_detected() -> None:
     World(3_000_001_497, drops=True, backups=True).run(STEPS)
 
 

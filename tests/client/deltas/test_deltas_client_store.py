@@ -32,7 +32,9 @@ NOW_MS = 1_700_000_000_000
 ALL = 10**9
 
 
-def opened(path: Path | str = ":memory:", client_id: str = "ann", gateway: str = "shop", **limits: int) -> DeltasStore:
+def open_store(
+    path: Path | str = ":memory:", client_id: str = "ann", gateway: str = "shop", **limits: int
+) -> DeltasStore:
     store = DeltasStore(str(path), DeltasLimits(**limits))
     store.open(client_id, gateway)
     return store
@@ -62,7 +64,7 @@ def bodies(store: DeltasStore) -> list[Any]:
 
 @pytest.mark.rule("DE-11")
 def test_edit_adds_a_delta_to_the_outbox(tmp_path: Path) -> None:
-    store = opened(tmp_path / "ann.db")
+    store = open_store(tmp_path / "ann.db")
     first = put(store, "1", b="x", a=1.0)
     assert put(store, "1", a=1) is None
     second = put(store, "1", a=2)
@@ -76,7 +78,7 @@ def test_edit_adds_a_delta_to_the_outbox(tmp_path: Path) -> None:
     assert [int(one["hlc"]) for one in made] == [(NOW_MS << 16) + number for number in range(3)]
     before = store.sync_state
     store.close()
-    store = opened(tmp_path / "ann.db")
+    store = open_store(tmp_path / "ann.db")
     assert store.sync_state == before
     assert bodies(store) == made
     assert (before.pending, before.oldest_number, before.newest_number) == (3, 1, 3)
@@ -85,11 +87,11 @@ def test_edit_adds_a_delta_to_the_outbox(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("DE-8")
-def test_hybrid_clock_advances_although_the_wall_clock_goes_back(tmp_path: Path) -> None:
-    store = opened(tmp_path / "ann.db")
+def test_hybrid_clock_advances_even_if_the_wall_clock_goes_back(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "ann.db")
     put(store, "1", a=1)
     store.close()
-    store = opened(tmp_path / "ann.db")
+    store = open_store(tmp_path / "ann.db")
     put(store, "1", NOW_MS - 86_400_000, a=2)
     clocks = [int(one["hlc"]) for one in bodies(store)]
     assert clocks == [NOW_MS << 16, (NOW_MS << 16) + 1]
@@ -98,13 +100,13 @@ def test_hybrid_clock_advances_although_the_wall_clock_goes_back(tmp_path: Path)
 
 
 @pytest.mark.rule("DE-8")
-def test_hybrid_clock_passes_the_newest_seen_stamp(tmp_path: Path) -> None:
-    store = opened(tmp_path / "ann.db")
+def test_hybrid_clock_advances_beyond_the_newest_seen_stamp(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "ann.db")
     far = (NOW_MS + 10**9) << 16
     store.apply([delta(far, a="theirs")], 1, "e")
     store.stage([SnapshotRow("notes", "1", Row({}, NEVER, stamp(far + 5)))], is_first=True)
     store.close()
-    store = opened(tmp_path / "ann.db")
+    store = open_store(tmp_path / "ann.db")
     put(store, "1", a="mine")
     assert int(bodies(store)[0]["hlc"]) == far + 6
     assert store.load_row("notes", "1") == {"a": "mine"}
@@ -112,7 +114,7 @@ def test_hybrid_clock_passes_the_newest_seen_stamp(tmp_path: Path) -> None:
 
 
 def test_edit_after_the_last_clock_value_is_refused() -> None:
-    store = opened()
+    store = open_store()
     store.apply([delta(HLC_MAX, a=1)], 1, "e")
     assert store.load_row("notes", "1") == {"a": 1}
     with pytest.raises(ClientError, match="has reached its maximum"):
@@ -120,7 +122,7 @@ def test_edit_after_the_last_clock_value_is_refused() -> None:
 
 
 def test_edits_of_one_transaction_are_atomic() -> None:
-    store = opened()
+    store = open_store()
 
     def edit_rows(edits: Edits) -> int:
         edits.put("notes", "1", {"a": 1})
@@ -138,14 +140,14 @@ def test_edits_of_one_transaction_are_atomic() -> None:
     assert store.sync_state.pending == 5
     captured: list[Edits] = []
 
-    def failing(edits: Edits) -> None:
+    def edit_and_fail(edits: Edits) -> None:
         captured.append(edits)
         edits.put("notes", "1", {"a": 5})
         raise KeyError("of the application")
 
     before = store.sync_state
     with pytest.raises(KeyError):
-        store.transact(failing, NOW_MS)
+        store.transact(edit_and_fail, NOW_MS)
     assert store.sync_state == before
     assert len(bodies(store)) == 5
     assert store.load_row("notes", "1") == {"a": 1, "b": 2}
@@ -154,7 +156,7 @@ def test_edits_of_one_transaction_are_atomic() -> None:
 
 
 def test_outbox_limits_are_enforced() -> None:
-    store = opened(outbox_deltas_max=2)
+    store = open_store(outbox_deltas_max=2)
     put(store, "1", a=1)
     put(store, "2", a=1)
     with pytest.raises(LimitExceededError, match="outbox_deltas_max is 2"):
@@ -162,7 +164,7 @@ def test_outbox_limits_are_enforced() -> None:
     assert store.load_row("notes", "3") is None
     store.acknowledge(1, PushReply("e"))
     assert put(store, "3", a=1)
-    small = opened(outbox_bytes_max=500)
+    small = open_store(outbox_bytes_max=500)
     put(small, "1", a=1)
     put(small, "2", a=1)
     with pytest.raises(LimitExceededError, match="outbox_bytes_max is 500"):
@@ -170,14 +172,14 @@ def test_outbox_limits_are_enforced() -> None:
     with pytest.raises(
         LimitExceededError, match=r"delta_bytes_max is 100, and the delta of the row '1' would have \d+ bytes$"
     ):
-        put(opened(delta_bytes_max=100), "1", a="x" * 100)
+        put(open_store(delta_bytes_max=100), "1", a="x" * 100)
 
 
 # --- the outbox
 
 
 def test_pending_deltas_are_read_in_order_and_in_batches() -> None:
-    store = opened()
+    store = open_store()
     for number in range(10):
         put(store, str(number), a=number)
     size = len(store.list_pending(None, 1, ALL)[0].body)
@@ -195,7 +197,7 @@ def test_pending_deltas_are_read_in_order_and_in_batches() -> None:
 
 
 def test_discarded_delta_requests_a_reset() -> None:
-    store = opened()
+    store = open_store()
     made = put(store, "1", a=1)
     assert made is not None
     assert store.discard([bytes(32)]) == 0
@@ -209,7 +211,7 @@ def test_discarded_delta_requests_a_reset() -> None:
 
 
 def test_applied_deltas_are_merged_and_advance_the_cursor(tmp_path: Path) -> None:
-    store = opened(tmp_path / "ann.db")
+    store = open_store(tmp_path / "ann.db")
     put(store, "1", a="mine", b="mine")
     late = delta(1, a="late", c="late")
     changes = store.apply([late, delta((NOW_MS + 1) << 16, b="theirs"), delta(1, "2")], 3, "e")
@@ -219,7 +221,7 @@ def test_applied_deltas_are_merged_and_advance_the_cursor(tmp_path: Path) -> Non
     ]
     assert store.apply([late], 4, "e") == []
     store.close()
-    store = opened(tmp_path / "ann.db")
+    store = open_store(tmp_path / "ann.db")
     assert (store.sync_state.cursor, store.sync_state.epoch) == (4, "e")
     assert store.list_rows("notes", "", 10) == [
         LocalRow("1", {"a": "mine", "b": "theirs", "c": "late"}),
@@ -231,8 +233,8 @@ def test_applied_deltas_are_merged_and_advance_the_cursor(tmp_path: Path) -> Non
     store.close()
 
 
-def test_received_own_deltas_change_nothing() -> None:
-    store = opened()
+def test_receiving_own_deltas_changes_nothing() -> None:
+    store = open_store()
     put(store, "1", a=1)
     own = decode_delta(store.list_pending(None, 1, ALL)[0].body)
     assert store.apply([own], 1, "e") == []
@@ -240,7 +242,7 @@ def test_received_own_deltas_change_nothing() -> None:
 
 @pytest.mark.rule("DE-12")
 def test_snapshot_pages_are_merged_and_the_last_sets_the_cursor() -> None:
-    store = opened()
+    store = open_store()
     put(store, "1", a="mine")
     high = (NOW_MS + 1) << 16
     theirs = Row({"a": (b'"old"', stamp(1)), "b": (b'"new"', stamp(high))}, stamp(high))
@@ -256,7 +258,7 @@ def test_snapshot_pages_are_merged_and_the_last_sets_the_cursor() -> None:
 
 
 def test_reset_replaces_all_rows_and_applies_the_outbox() -> None:
-    store = opened()
+    store = open_store()
     put(store, "1", a="pushed before")
     put(store, "5", a="of the other history")
     store.acknowledge(2, PushReply("old"))
@@ -290,7 +292,7 @@ def test_reset_replaces_all_rows_and_applies_the_outbox() -> None:
 
 @pytest.mark.rule("DE-8")
 def test_fast_clock_is_corrected_when_its_deltas_are_discarded() -> None:
-    store = opened()
+    store = open_store()
     year_ms = 365 * 24 * 3600 * 1000
     put(store, "1", NOW_MS + year_ms, a=1)
     (ahead,) = bodies(store)
@@ -303,7 +305,7 @@ def test_fast_clock_is_corrected_when_its_deltas_are_discarded() -> None:
 
 
 def test_clock_is_not_corrected_while_its_deltas_are_pending() -> None:
-    store = opened()
+    store = open_store()
     put(store, "1", NOW_MS + 1000, a=1)
     store.request_reset()
     store.stage([], is_first=True)
@@ -314,7 +316,7 @@ def test_clock_is_not_corrected_while_its_deltas_are_pending() -> None:
 
 
 def test_reset_drops_deltas_acknowledged_in_an_earlier_history() -> None:
-    store = opened()
+    store = open_store()
     store.request_reset()
     put(store, "1", a=1)
     store.acknowledge(1, PushReply("old"))
@@ -324,7 +326,7 @@ def test_reset_drops_deltas_acknowledged_in_an_earlier_history() -> None:
 
 
 def test_acknowledgement_is_accepted_in_the_known_or_a_continued_history() -> None:
-    store = opened()
+    store = open_store()
     put(store, "1", a=1)
     assert store.acknowledge(1, PushReply("b", ("a",)))
     put(store, "2", a=1)
@@ -341,26 +343,26 @@ def test_acknowledgement_is_accepted_in_the_known_or_a_continued_history() -> No
 
 def test_store_of_a_different_client_or_gateway_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ann.db"
-    opened(path).close()
+    open_store(path).close()
     with pytest.raises(SettingsError, match="belongs to the client 'ann', not to 'bob'"):
-        opened(path, "bob")
+        open_store(path, "bob")
     with pytest.raises(SettingsError, match="belongs to the gateway 'shop', not to 'store'"):
-        opened(path, gateway="store")
-    opened(path).close()
+        open_store(path, gateway="store")
+    open_store(path).close()
 
 
 def test_store_is_opened_by_one_client_at_a_time(tmp_path: Path) -> None:
     path, link = tmp_path / "ann.db", tmp_path / "link.db"
     link.symlink_to(path)
-    store = opened(path)
+    store = open_store(path)
     with pytest.raises(StoreInUseError, match="another deltas client"):
-        opened(link)
+        open_store(link)
     store.close()
     with start_script(HERE / "deltas_lock_worker.py", path) as process:
         assert read_line(process) == "open"
         with pytest.raises(StoreInUseError):
-            opened(path)
-    opened(path).close()
+            open_store(path)
+    open_store(path).close()
 
 
 def test_files_of_other_applications_are_refused(tmp_path: Path) -> None:
@@ -369,27 +371,27 @@ def test_files_of_other_applications_are_refused(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE mine (a)")
     connection.close()
     with pytest.raises(NotALogError, match="not a deltas client file"):
-        opened(path)
+        open_store(path)
     text = tmp_path / "text.db"
     text.write_text("hello" * 1000)
     with pytest.raises(NotALogError):
-        opened(text)
+        open_store(text)
     with pytest.raises(StoreUnavailableError):
-        opened(tmp_path / "nowhere" / "ann.db")
+        open_store(tmp_path / "nowhere" / "ann.db")
 
 
 def test_newer_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ann.db"
-    opened(path).close()
+    open_store(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 2")
     connection.close()
     with pytest.raises(NewerSchemaError):
-        opened(path)
+        open_store(path)
 
 
 def test_damaged_row_raises_corrupt_error(tmp_path: Path) -> None:
-    store = opened(tmp_path / "ann.db")
+    store = open_store(tmp_path / "ann.db")
     put(store, "1", a=1)
     store._file.connection.execute("UPDATE row_states SET state = x'ff'")
     with pytest.raises(CorruptError):
@@ -401,7 +403,7 @@ def test_damaged_row_raises_corrupt_error(tmp_path: Path) -> None:
 
 def test_removed_store_file_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "ann.db"
-    store = opened(path)
+    store = open_store(path)
     path.unlink()
     with pytest.raises(StoreUnavailableError, match="was removed or replaced"):
         put(store, "1", a=1)
@@ -411,7 +413,7 @@ def test_removed_store_file_is_not_written(tmp_path: Path) -> None:
 
 
 def test_only_changes_that_must_be_durable_are_synced(tmp_path: Path) -> None:
-    store = opened(tmp_path / "ann.db")
+    store = open_store(tmp_path / "ann.db")
 
     def mode() -> int:
         return int(store._file.connection.execute("PRAGMA synchronous").fetchone()[0])

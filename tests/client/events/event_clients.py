@@ -27,7 +27,7 @@ def client_of(url: str, store: Path | str = ":memory:", partitions: Any = ("a",)
     return Client(url, path=store, partitions=partitions, **{"limits": LIMITS, **options})
 
 
-def counted(number: int) -> dict[str, Any]:
+def numbered_draft(number: int) -> dict[str, Any]:
     return {"type": "counted", "number": number}
 
 
@@ -58,7 +58,7 @@ async def wait_until_settled(client: Client) -> None:
 
 
 async def restart_connection(client: Client) -> None:
-    """Drop the client's connection and wait until it begins the next one."""
+    """Drop the client's connection, and wait until the client opens the next one."""
     client._connector.restart()
     await until(lambda: not client._connector._restart_event.is_set())
 

@@ -1,7 +1,7 @@
 """Submit until the file size limit is reached, and once more after the limit is raised: python full_disk_worker.py FILE
 
-Prints the error, how many submissions were accepted, how many are pending at the end, and whether the status reported
-the error at the limit and at the end.
+Prints the error, the number of accepted submissions, the number that are pending at the end, and whether the status
+reported the error at the limit and at the end.
 """
 
 import asyncio

@@ -65,7 +65,7 @@ class Committed(NamedTuple):
 
 
 class Request:
-    """A request that the server has accepted but not decided yet."""
+    """A request that the server has accepted but not processed yet."""
 
     def __init__(self, connection: "Connection", msg_id: Any, items: list[dict[str, Any]], is_busy: bool) -> None:
         self.connection = connection
@@ -121,7 +121,7 @@ class ModelServer:
 
     @staticmethod
     def cut(connection: Connection) -> None:
-        """Close a connection. Its accepted requests are still decided."""
+        """Close a connection. The server still processes its accepted requests."""
         connection.is_cut = True
         connection.to_client.clear()
         connection.to_server.clear()
@@ -176,7 +176,7 @@ class ModelServer:
     # --- commits
 
     def commit(self) -> None:
-        """Decide a random request. Requests of one connection are decided in order."""
+        """Process a random request. Requests of one connection are processed in order."""
         first: dict[int, Request] = {}
         for one in self.requests:
             first.setdefault(id(one.connection), one)
@@ -205,7 +205,7 @@ class ModelServer:
             )
             self.log.append(known)
             self.by_id[known.id] = known
-            for one in (request, *self.requests):  # requests that contain the event get it as an answer
+            for one in (request, *self.requests):  # requests that also contain the event get its id
                 if one.contains(known.id):
                     one.connection.own.add(known.number)
                     one.place = known.number

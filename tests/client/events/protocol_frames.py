@@ -9,21 +9,21 @@ from oncelog.client.events.values import Committed, Event, OutboxEntry, Refused
 
 
 def take_sent(protocol: EventsProtocol) -> list[Any]:
-    """Take the frames that the protocol sends."""
+    """Take the frames that the protocol has sent."""
     frames = [json.loads(one) for one in protocol.outgoing]
     protocol.outgoing.clear()
     return frames
 
 
 def take_one_sent(protocol: EventsProtocol, kind: str) -> Any:
-    """Take the only frame that the protocol sends, and check its type."""
+    """Take the single frame that the protocol has sent, and check its type."""
     (message,) = take_sent(protocol)
     assert message["type"] == kind
     return message
 
 
 def event(number: int, **members: Any) -> dict[str, Any]:
-    """Return an event from a different client, as the server sends it."""
+    """Return an event from a different client, in the form in which the server sends it."""
     return {
         "id": entry_of(1000 + number).id,
         "client_id": "other",
@@ -107,12 +107,12 @@ def take_outcomes(protocol: EventsProtocol) -> dict[int, Committed | Refused]:
     return {one.entry.number: one.outcome for one in protocol.take_settled()}
 
 
-def noted_event(number: int) -> Event:
-    """Return an event from a different client, as the application receives it."""
+def received_event(number: int) -> Event:
+    """Return an event from a different client, in the form in which the application receives it."""
     payload = event(number)
     return Event(**{**payload, "partitions": ("a",)})
 
 
 def own_events(entry: OutboxEntry, number: int) -> list[Event]:
-    """Return a list with one of the client's own events, as the application receives it."""
+    """Return a list with one of the client's own events, in the form in which the application receives it."""
     return [Event(entry.id, "laptop", entry.partitions, number, json.loads(entry.body), 5000 + number)]

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from client.events.event_clients import LIMITS, UNREACHABLE_URL, counted
+from client.events.event_clients import LIMITS, UNREACHABLE_URL, numbered_draft
 from databases import BOTH_STORES
 from deadlines import WAIT_S, wait_until
 from oncelog.client import BlockingClient, Committed, ConnectionState, Draft, Event, Refused, Status
@@ -22,7 +22,7 @@ from server.running_server import serving
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """URL of a server that runs in a separate thread."""
+    """The URL of a server that runs in a separate thread."""
     portal = Portal("server")
     served = serving(tmp_path)
     try:
@@ -38,7 +38,7 @@ def client_of(url: str, store: Path | str = ":memory:", **options: Any) -> Block
 
 
 def committed(client: BlockingClient, number: int, **options: Any) -> int:
-    found = client.submit(counted(number), **options).outcome(WAIT_S)
+    found = client.submit(numbered_draft(number), **options).outcome(WAIT_S)
     assert isinstance(found, Committed)
     return found.committed_id
 
@@ -48,7 +48,7 @@ def committed(client: BlockingClient, number: int, **options: Any) -> int:
 def test_blocking_client_submits_and_receives_events_in_order(url: str) -> None:
     with client_of(url, client_id="laptop") as client:
         assert client.client_id == "laptop"
-        pending = client.submit(counted(1), id=UUID(int=1))
+        pending = client.submit(numbered_draft(1), id=UUID(int=1))
         assert pending.id == str(UUID(int=1))
         assert pending.outcome(WAIT_S) == pending.result
         assert committed(client, 2) == 2
@@ -66,7 +66,7 @@ def test_blocking_client_submits_and_receives_events_in_order(url: str) -> None:
 
 def test_new_iteration_repeats_the_last_event(url: str) -> None:
     with client_of(url) as client:
-        client.submit_many([Draft(counted(number)) for number in range(9)])
+        client.submit_many([Draft(numbered_draft(number)) for number in range(9)])
         found = []
         for length in (2, 3, 6):
             loop = client.events()
@@ -102,18 +102,18 @@ def test_handlers_run_in_threads_and_can_submit_and_wait(url: str) -> None:
     seen: list[int] = []
     with client_of(url) as client:
 
-        def replies(event: Event) -> None:
+        def submit_reply(event: Event) -> None:
             threads.add(threading.current_thread().name)
             assert event.event is not None
             seen.append(event.event["number"])
             if event.event["number"] < 4:
-                assert isinstance(client.submit(counted(event.event["number"] + 1)).outcome(WAIT_S), Committed)
+                assert isinstance(client.submit(numbered_draft(event.event["number"] + 1)).outcome(WAIT_S), Committed)
 
-        assert client.on_event(replies) is replies
-        client.submit(counted(1))
+        assert client.on_event(submit_reply) is submit_reply
+        client.submit(numbered_draft(1))
         client.reached(4, WAIT_S)
         with pytest.raises(ValueError, match="another handler has the name"):
-            client.on_event(replies)
+            client.on_event(submit_reply)
     assert seen == [1, 2, 3, 4]
     assert not any(name.startswith(("oncelog", "MainThread")) for name in threads)
 
@@ -122,11 +122,11 @@ def test_event_of_a_failing_handler_is_set_aside(url: str) -> None:
     is_well = threading.Event()
     with client_of(url) as client:
 
-        def fails(_event: Event) -> None:
+        def raise_error(_event: Event) -> None:
             if not is_well.is_set():
                 raise ValueError("not yet")
 
-        client.on_event(fails, name="fails")
+        client.on_event(raise_error, name="fails")
         assert committed(client, 1) == 1
         client.reached(1, WAIT_S)
         assert [one.error for one in client.set_aside()] == ["ValueError: not yet"]
@@ -138,7 +138,7 @@ def test_event_of_a_failing_handler_is_set_aside(url: str) -> None:
 
 def test_waits_raise_timeout_error() -> None:
     with client_of(UNREACHABLE_URL) as client:
-        pending = client.submit(counted(1))
+        pending = client.submit(numbered_draft(1))
         for wait in (pending.outcome, client.until_live, client.until_settled):
             with pytest.raises(TimeoutError):
                 wait(0.01)
@@ -153,7 +153,7 @@ def test_waits_raise_timeout_error() -> None:
 def test_outbox_is_sent_by_the_next_client_of_the_store(url: str, tmp_path: Path) -> None:
     store = tmp_path / "client.db"
     with client_of(UNREACHABLE_URL, store) as client:
-        ids = [client.submit(counted(number)).id for number in range(3)]
+        ids = [client.submit(numbered_draft(number)).id for number in range(3)]
     with client_of(url, store) as client:
         client.until_settled(WAIT_S)
         events = client.events()
@@ -163,7 +163,7 @@ def test_outbox_is_sent_by_the_next_client_of_the_store(url: str, tmp_path: Path
 def test_close_ends_all_waits_with_closed_error(tmp_path: Path) -> None:
     store = tmp_path / "client.db"
     with client_of(UNREACHABLE_URL, store) as client, ThreadPoolExecutor(4) as pool:
-        pending = client.submit(counted(1))
+        pending = client.submit(numbered_draft(1))
         waiting: list[Future[Any]] = [
             pool.submit(wait) for wait in (pending.outcome, client.until_live, client.until_settled)
         ]
@@ -176,7 +176,7 @@ def test_close_ends_all_waits_with_closed_error(tmp_path: Path) -> None:
         with suppress(ClosedError):  # the loop may begin after the close
             assert loop.result(WAIT_S) == []
     client.close()
-    for call in (lambda: client.submit(counted(2)), client.refused, client.set_aside, pending.outcome):
+    for call in (lambda: client.submit(numbered_draft(2)), client.refused, client.set_aside, pending.outcome):
         with pytest.raises(ClosedError):
             call()
     assert client.status().state is ConnectionState.CLOSED
@@ -189,13 +189,13 @@ def test_client_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     with client_of(UNREACHABLE_URL, store), pytest.raises(StoreInUseError):
         client_of(UNREACHABLE_URL, store).__enter__()
-    # Check only the package's threads. Threads left behind by other tests may start more threads.
+    # Check only the package's threads, because threads left behind by other tests may start more threads.
     assert [one.name for one in set(threading.enumerate()) - before if one.name.startswith("oncelog")] == []
 
 
 def test_refused_event_is_kept_until_it_is_forgotten(url: str) -> None:
     with client_of(url) as client:
-        found = client.submit(counted(1), expected_committed_id=9).outcome(WAIT_S)
+        found = client.submit(numbered_draft(1), expected_committed_id=9).outcome(WAIT_S)
         assert isinstance(found, Refused)
         (rejection,) = client.refused()
         assert rejection.outcome == found
@@ -238,7 +238,7 @@ def test_start_over_applies_all_events_again_after_reset(url: str, tmp_path: Pat
         connection.execute("DELETE FROM made")
 
     with client_of(url, store, apply=apply) as client:
-        client.submit_many([Draft(counted(number)) for number in range(3)])
+        client.submit_many([Draft(numbered_draft(number)) for number in range(3)])
         client.until_settled(WAIT_S)
         client.reached(3, WAIT_S)
         client.start_over(reset=reset)
@@ -248,6 +248,6 @@ def test_start_over_applies_all_events_again_after_reset(url: str, tmp_path: Pat
     connection.close()
 
 
-async def test_blocking_client_works_inside_a_running_event_loop() -> None:
+async def test_blocking_client_works_while_an_event_loop_is_running() -> None:
     with client_of(UNREACHABLE_URL) as client:
-        assert client.submit(counted(1)).result is None
+        assert client.submit(numbered_draft(1)).result is None

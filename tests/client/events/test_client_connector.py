@@ -18,7 +18,7 @@ from client.events.event_clients import (
     SilentTransport,
     client_of,
     committed,
-    counted,
+    numbered_draft,
     restart_connection,
     take,
     wait_until_live,
@@ -47,13 +47,13 @@ async def test_offline_submissions_are_sent_when_the_server_is_available(tmp_pat
     store = tmp_path / "client.db"
     url = f"http://127.0.0.1:{port}"
     async with client_of(url, store) as client:
-        ids = [(await client.submit(counted(number))).id for number in range(5)]
+        ids = [(await client.submit(numbered_draft(number))).id for number in range(5)]
         await until(lambda: "cannot be reached" in str(client.status().last_error))
         assert client.status().state in (ConnectionState.OFFLINE, ConnectionState.CONNECTING)
         assert client.status().pending == 5
     async with client_of(url, store) as client:
         assert [one.id for one in client.pending()] == ids
-        last = await client.submit(counted(5))
+        last = await client.submit(numbered_draft(5))
         pending = client.pending()
         assert pending[-1] is last
         async with serving(tmp_path, port=port) as served:
@@ -80,7 +80,7 @@ async def test_status_handler_is_called_for_each_change(tmp_path: Path, port: in
         await client.__aenter__()
         await wait_until_live(client)
         assert client.status().is_connected
-        assert await committed(client, counted(3)) == 3
+        assert await committed(client, numbered_draft(3)) == 3
         await until(lambda: client.status().cursor == 3)
         assert client.status().server_last_committed_id == 3
     await until(lambda: not client.status().is_connected)
@@ -100,7 +100,7 @@ async def test_two_clients_lose_no_events_when_the_server_is_killed_repeatedly(t
     seen: dict[str, list[tuple[int, str]]] = {"ada": [], "bob": []}
     ids: list[str] = []
 
-    def taker(name: str) -> Any:
+    def recorder_of(name: str) -> Any:
         return lambda event: seen[name].append((event.committed_id, event.id))
 
     with processes.serving(tmp_path) as served:
@@ -108,12 +108,12 @@ async def test_two_clients_lose_no_events_when_the_server_is_killed_repeatedly(t
             client_of(served.url, tmp_path / "ada.db", client_id="ada") as ada,
             client_of(served.url, tmp_path / "bob.db", ("a", "b"), client_id="bob") as bob,
         ):
-            ada.on_event(taker("ada"), name="takes")
-            bob.on_event(taker("bob"), name="takes")
+            ada.on_event(recorder_of("ada"), name="takes")
+            bob.on_event(recorder_of("bob"), name="takes")
             for enough in (1, 30, 0):
                 for number in range(20):
-                    ids.append((await ada.submit(counted(number))).id)
-                    ids.append((await bob.submit(counted(number), ["a", "b"])).id)
+                    ids.append((await ada.submit(numbered_draft(number))).id)
+                    ids.append((await bob.submit(numbered_draft(number), ["a", "b"])).id)
                 if enough:
                     await until(lambda enough=enough: len(seen["ada"]) > enough)  # type: ignore[misc]
                     await asyncio.to_thread(served.kill)
@@ -141,11 +141,11 @@ async def test_commit_of_the_old_connection_after_the_new_sync_is_received_in_or
         other = await served.connected("bob")
         await wait_until_live(client)
         gate = served.hold_commits(monkeypatch)
-        at_the_end.callback(gate.open)  # the server waits for its commits when it stops
-        first = await client.submit(counted(1))
+        at_the_end.callback(gate.open)  # The server waits for its commits when it stops.
+        first = await client.submit(numbered_draft(1))
         await soon(gate.reached.wait())
         await restart_connection(client)
-        second = await client.submit(counted(2))
+        second = await client.submit(numbered_draft(2))
         await wait_until_live(client)
         await other.send("submit_events", {"events": [item(9)]}, 1)
         gate.open()
@@ -162,7 +162,7 @@ async def test_commit_of_the_old_connection_after_the_new_sync_is_received_in_or
 async def test_commit_of_the_old_connection_after_a_busy_answer_is_received_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new connection also submits the event. It gets no broadcast, and the answer is `server_busy`."""
+    """The new connection also submits the event. It gets no broadcast, only the answer `server_busy`."""
     async with (
         serving(tmp_path, queue_items_max=2) as served,
         client_of(served.url, client_id="ada") as client,
@@ -175,10 +175,10 @@ async def test_commit_of_the_old_connection_after_a_busy_answer_is_received_in_o
         await wait_until_live(client)
         gate = served.hold_commits(monkeypatch)
         at_the_end.callback(gate.open)  # the server waits for its commits when it stops
-        first = await client.submit(counted(1))
+        first = await client.submit(numbered_draft(1))
         await soon(gate.reached.wait())
         before = counts.frames_received
-        second = await client.submit(counted(2))  # waits for the answer to the first
+        second = await client.submit(numbered_draft(2))  # waits for the answer to the first
         client._connector.restart()
         # Connect, sync, and both events in one request.
         await until(lambda: counts.frames_received >= before + 3)
@@ -208,7 +208,7 @@ async def test_clients_that_submit_concurrently_see_the_same_order(tmp_path: Pat
                 name="takes",
             )
         await asyncio.gather(
-            *(client.submit(counted(number)) for number in range(60) for client in (ada, bob)),
+            *(client.submit(numbered_draft(number)) for number in range(60) for client in (ada, bob)),
             *(served.commit(item(100 + number)) for number in range(20)),
         )
         await until(lambda: all(len(one) == 140 for one in seen))
@@ -219,7 +219,7 @@ async def test_clients_that_submit_concurrently_see_the_same_order(tmp_path: Pat
 @BOTH_STORES
 async def test_events_of_unsubscribed_partitions_advance_the_cursor(client: Client) -> None:
     client.on_event(lambda _: None, name="takes")
-    number = await committed(client, counted(1), ["b"])
+    number = await committed(client, numbered_draft(1), ["b"])
     await soon(client.reached(number))
 
 
@@ -243,21 +243,21 @@ async def test_connection_without_answers_is_closed_after_the_answer_timeout() -
 async def test_client_waits_for_retry_after_of_a_busy_server() -> None:
     transport = SilentTransport()
     async with client_of(UNREACHABLE_URL, partitions=(), transport=transport) as client:
-        await client.submit(counted(1), ["b"])
+        await client.submit(numbered_draft(1), ["b"])
         await until(lambda: bool(transport.sockets) and bool(transport.sockets[0].sent))
         socket = transport.sockets[0]
         connected = {"client_id": "x", "server_last_committed_id": 0, "epoch": "e"}
         socket.frames.put_nowait(frame("connected", connected))
 
-        async def busy(count: int, retry_after_ms: int) -> None:
+        async def refuse_as_busy(count: int, retry_after_ms: int) -> None:
             await until(lambda: len(socket.sent) == count)
             request = json.loads(socket.sent[-1])
             details = {"code": "server_busy", "message": "later", "details": {"retry_after_ms": retry_after_ms}}
             socket.frames.put_nowait(frame("error", details, request["msg_id"]))
 
-        await busy(2, 20)
+        await refuse_as_busy(2, 20)
         socket.frames.put_nowait(frame("other", {}))
-        await busy(3, 600_000)
+        await refuse_as_busy(3, 600_000)
         await until(lambda: client._runtime.protocol.busy_ms > 0)
         socket.frames.put_nowait(frame("other", {}))  # other messages do not end the pause
         await until(socket.frames.empty)
@@ -269,10 +269,10 @@ async def test_client_waits_for_retry_after_of_a_busy_server() -> None:
 
 
 @BOTH_STORES
-async def test_outbox_is_sent_in_requests_as_small_as_the_server_allows(tmp_path: Path, port: int) -> None:
+async def test_outbox_is_sent_in_requests_that_are_small_enough_for_the_server(tmp_path: Path, port: int) -> None:
     url = f"http://127.0.0.1:{port}"
     async with client_of(url) as client:
-        await client.submit_many([Draft(counted(number)) for number in range(25)])
+        await client.submit_many([Draft(numbered_draft(number)) for number in range(25)])
         async with serving(tmp_path, port=port, request_events_max=3):
             await wait_until_settled(client)
             assert client.status().refused == 0
@@ -282,7 +282,7 @@ async def test_outbox_is_sent_in_requests_as_small_as_the_server_allows(tmp_path
 async def test_only_the_event_above_the_frame_limit_is_rejected(tmp_path: Path, port: int) -> None:
     url = f"http://127.0.0.1:{port}"
     async with client_of(url) as client:
-        drafts = [Draft(counted(number)) for number in range(6)]
+        drafts = [Draft(numbered_draft(number)) for number in range(6)]
         drafts[3] = Draft({"type": "large", "text": "x" * 500_000})
         pending = await client.submit_many(drafts)
         async with serving(tmp_path, port=port, frame_bytes_max=300_000, body_bytes_max=200_000):
@@ -308,7 +308,7 @@ async def test_wrong_token_is_reported_without_showing_it(tmp_path: Path, caplog
         client.on_status(reports.append)
         await until(lambda: client.status().state is ConnectionState.REFUSED)
         assert "auth_failed" in str(client.status().last_error)
-        await client.submit(counted(1))
+        await client.submit(numbered_draft(1))
     assert reports
     assert all(secret not in repr(one) for one in reports)
     assert secret not in caplog.text
@@ -333,7 +333,7 @@ async def test_token_function_is_called_for_each_connection(tmp_path: Path) -> N
                     return key.text
 
         async with client_of(served.url, token=token, client_id="laptop") as client:
-            assert await committed(client, counted(1)) == 1
+            assert await committed(client, numbered_draft(1)) == 1
             assert attempts == 4
             client._connector.restart()
             await until(lambda: attempts == 5)
@@ -350,7 +350,7 @@ async def test_unreadable_partition_is_reported_and_does_not_block_submissions(t
             client.on_event(print)
             await until(lambda: client.status().state is ConnectionState.REFUSED)
             assert "forbidden" in str(client.status().last_error)
-            pending = await client.submit(counted(1))
+            pending = await client.submit(numbered_draft(1))
             async with asyncio.timeout(WAIT_S):
                 assert isinstance(await pending.outcome(), Committed), "the right to write is separate"
 

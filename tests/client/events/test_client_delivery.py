@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from client.events import event_clients
-from client.events.event_clients import client_of, counted, take
+from client.events.event_clients import client_of, numbered_draft, take
 from deadlines import WAIT_S, turns, until
 from oncelog.client import Client, Committed, Event
 from oncelog.client.events import store as store_module
@@ -26,7 +26,7 @@ async def commit(served: Serving, first: int, count: int) -> list[int]:
     return await served.commit(*(item(number) for number in range(first, first + count)))
 
 
-async def reached(client: Client, number: int) -> None:
+async def wait_until_delivered(client: Client, number: int) -> None:
     async with asyncio.timeout(WAIT_S):
         await client.reached(number)
 
@@ -46,18 +46,18 @@ async def test_each_event_reaches_all_handlers_before_the_next_event(tmp_path: P
         client = client_of(served.url)
 
         @client.on_event
-        async def slow(event: Event) -> None:
+        async def handle_slowly(event: Event) -> None:
             await turns(3)
             called.append(("slow", event.committed_id))
 
         @client.on_event
-        def quick(event: Event) -> None:
+        def handle_quickly(event: Event) -> None:
             called.append(("quick", event.committed_id))
 
         async with client:
-            await reached(client, 3)
+            await wait_until_delivered(client, 3)
             await commit(served, 4, 2)
-            await reached(client, 5)
+            await wait_until_delivered(client, 5)
     assert called == [(name, number) for number in range(1, 6) for name in ("slow", "quick")]
 
 
@@ -72,31 +72,31 @@ async def test_failing_handler_stops_neither_other_handlers_nor_later_events(
         async with client_of(served.url, store) as client:
 
             @client.on_event
-            async def fails(event: Event) -> None:
+            async def raise_error(event: Event) -> None:
                 if event.committed_id in (2, 3):
                     raise ValueError(f"not {event.committed_id}")
 
             client.on_event(lambda event: taken.append(event.committed_id), name="takes")
-            await reached(client, 4)
+            await wait_until_delivered(client, 4)
             assert taken == [1, 2, 3, 4]
             assert client.status().set_aside == 2
             (first, second) = await client.set_aside()
             assert (first.event.committed_id, first.error) == (2, "ValueError: not 2")
-            assert first.handler.endswith("fails")
-            assert second.event.event == counted(3)
+            assert first.handler.endswith("raise_error")
+            assert second.event.event == numbered_draft(3)
             assert [one.event.committed_id for one in await client.hand_over_set_aside()] == [2, 3]
 
         async with client_of(served.url, store) as client:
-            assert client.status().set_aside == 2, "also after a restart"
+            assert client.status().set_aside == 2, "the events remain set aside after a restart"
             left = await client.hand_over_set_aside()
             assert all("does not exist" in one.error for one in left)
 
-            def takes_one(event: Event) -> None:
+            def raise_at_one(event: Event) -> None:
                 if event.committed_id == 3:
                     raise ValueError("still not")
                 again.append(event.committed_id)
 
-            client.on_event(takes_one, name=first.handler)
+            client.on_event(raise_at_one, name=first.handler)
             (one,) = await client.hand_over_set_aside()
             assert (one.event.committed_id, one.error) == (3, "ValueError: still not")
             assert again == [2]
@@ -108,13 +108,13 @@ async def test_failing_handler_stops_neither_other_handlers_nor_later_events(
 async def test_cancellation_inside_a_handler_sets_the_event_aside(served: Serving, client: Client) -> None:
     await commit(served, 1, 2)
 
-    async def waits(event: Event) -> None:
+    async def cancel_while_waiting(event: Event) -> None:
         task = asyncio.ensure_future(asyncio.sleep(WAIT_S))
         task.cancel()
         await task
 
-    client.on_event(waits, name="waits")
-    await reached(client, 2)
+    client.on_event(cancel_while_waiting, name="waits")
+    await wait_until_delivered(client, 2)
     assert [one.error.partition(":")[0] for one in await client.set_aside()] == ["CancelledError"] * 2
 
 
@@ -133,16 +133,16 @@ async def test_handler_can_submit_and_wait_for_the_outcome(tmp_path: Path) -> No
     outcomes: list[Any] = []
     async with serving(tmp_path) as served, client_of(served.url) as client:
 
-        async def replies(event: Event) -> None:
+        async def submit_reply(event: Event) -> None:
             assert event.event is not None
             seen.append(event.event["number"])
             if event.event["number"] < 5:
-                pending = await client.submit(counted(event.event["number"] + 1))
+                pending = await client.submit(numbered_draft(event.event["number"] + 1))
                 outcomes.append(await pending.outcome())
 
-        client.on_event(replies)
-        await client.submit(counted(1))
-        await reached(client, 5)
+        client.on_event(submit_reply)
+        await client.submit(numbered_draft(1))
+        await wait_until_delivered(client, 5)
     assert seen == [1, 2, 3, 4, 5]
     assert [one.committed_id for one in outcomes if isinstance(one, Committed)] == [2, 3, 4, 5]
 
@@ -159,15 +159,15 @@ async def test_new_iteration_repeats_the_last_event(tmp_path: Path) -> None:
         async with client_of(served.url, store) as client:
             assert await iterate_and_raise(client, 2) == [1, 2]
             assert await iterate_and_raise(client, 2) == [2, 3]
-            await reached(client, 2)
+            await wait_until_delivered(client, 2)
         async with client_of(served.url, store) as client:
             assert await iterate_and_raise(client, 3) == [3, 4, 5]
             assert await iterate_and_raise(client, 3) == [5, 6, 7]
-            await reached(client, 6)
+            await wait_until_delivered(client, 6)
         async with client_of(served.url, store) as client:
             assert await iterate_and_raise(client, 4) == [7, 8, 9, 10]
             assert await iterate_and_raise(client, 4) == [10, 11, 12, 13]
-            await reached(client, 12)
+            await wait_until_delivered(client, 12)
 
 
 async def iterate_and_raise(client: Client, count: int) -> list[int]:
@@ -187,7 +187,7 @@ async def test_undelivered_events_wait_for_the_next_loop(served: Serving, client
     first: Any = client.events()
     assert await take(first, 2) == [1, 2]
     await first.aclose()
-    await reached(client, 1)
+    await wait_until_delivered(client, 1)
     assert client.status().cursor == 1, "later events of the page wait"
     second: Any = client.events()
     assert await take(second, 3) == [2, 3, 4]
@@ -221,14 +221,14 @@ async def _commit_one_by_one(served: Serving, count: int) -> None:
         await served.commit(item(number))
 
 
-async def test_event_passed_to_an_ending_loop_is_not_taken() -> None:
+async def test_event_passed_to_an_ending_loop_is_not_lost() -> None:
     streams: list[EventStream] = []
     handlers = EventHandlers(streams)
     stream = EventStream(streams)
     waiting = asyncio.ensure_future(stream.__anext__())
     await turns()
     handing = asyncio.ensure_future(handlers.deliver(event(1)))
-    await turns(1)  # the event is in the stream, but the loop has not resumed
+    await turns(1)  # The event is in the stream, but the loop has not resumed.
     waiting.cancel()
     stream.finish()
     assert await handing == ([], False)
@@ -257,13 +257,13 @@ async def test_event_taken_by_a_handler_is_delivered_even_if_a_loop_ends() -> No
 
 
 @pytest.mark.rule("EV-17")
-async def test_events_wait_while_there_are_no_handlers_or_loops(served: Serving, tmp_path: Path) -> None:
+async def test_events_wait_until_there_is_a_handler_or_a_loop(served: Serving, tmp_path: Path) -> None:
     store = tmp_path / "client.db"
     await commit(served, 1, 3)
     async with client_of(served.url, store) as client:
         async with asyncio.timeout(WAIT_S):
             await client.until_live()
-        outcome = await (await client.submit(counted(4))).outcome()
+        outcome = await (await client.submit(numbered_draft(4))).outcome()
         assert isinstance(outcome, Committed)
         assert outcome.committed_id == 4
         assert client.status().cursor == 0
@@ -290,17 +290,17 @@ async def test_close_ends_loops_and_unfinished_events_are_delivered_again(served
         await client.close()
         assert [one async for one in events] == []
     async with client_of(served.url, store) as client:
-        # The loop had not finished with event 2.
+        # The loop had not finished processing event 2.
         assert await take(client.events(), 2) == [2, 3]
 
 
 # --- apply -----------------------------------------------------------------------------------------------------
 
 
-def made(connection: sqlite3.Connection, events: Sequence[Event]) -> None:
+def insert_rows(connection: sqlite3.Connection, events: Sequence[Event]) -> None:
     connection.execute("CREATE TABLE IF NOT EXISTS made (number INTEGER PRIMARY KEY)")
     connection.executemany("INSERT INTO made VALUES (?)", [(one.committed_id,) for one in events])
-    if any(one.event == counted(2) for one in events):
+    if any(one.event == numbered_draft(2) for one in events):
         raise ValueError("not 2")
 
 
@@ -317,27 +317,27 @@ async def test_apply_writes_events_into_the_store_and_failing_ones_are_set_aside
 ) -> None:
     store = tmp_path / "client.db"
     await commit(served, 1, 4)
-    async with client_of(served.url, store, apply=made) as client:
-        await reached(client, 4)
+    async with client_of(served.url, store, apply=insert_rows) as client:
+        await wait_until_delivered(client, 4)
         assert rows(store) == [1, 3, 4]
         assert [one.handler for one in await client.set_aside()] == ["apply"]
         assert client.status().set_aside == 1
         assert len(await client.hand_over_set_aside()) == 1
 
-    def better(connection: sqlite3.Connection, events: Sequence[Event]) -> None:
+    def apply_fixed(connection: sqlite3.Connection, events: Sequence[Event]) -> None:
         connection.executemany("INSERT INTO made VALUES (?)", [(one.committed_id,) for one in events])
 
-    async with client_of(served.url, store, apply=better) as client:
+    async with client_of(served.url, store, apply=apply_fixed) as client:
         assert await client.hand_over_set_aside() == []
         assert client.status().set_aside == 0
     assert rows(store) == [1, 2, 3, 4]
 
 
 async def test_apply_that_ends_the_transaction_closes_the_client_with_an_error(tmp_path: Path) -> None:
-    def commits(connection: sqlite3.Connection, _events: Sequence[Event]) -> None:
+    def commit_transaction(connection: sqlite3.Connection, _events: Sequence[Event]) -> None:
         connection.commit()
 
-    async with serving(tmp_path) as served, client_of(served.url, apply=commits) as client:
+    async with serving(tmp_path) as served, client_of(served.url, apply=commit_transaction) as client:
         events: Any = client.events()
         waiting = asyncio.ensure_future(anext(events))
         await turns()
@@ -346,7 +346,7 @@ async def test_apply_that_ends_the_transaction_closes_the_client_with_an_error(t
         with pytest.raises(ClientError, match="apply ended the client's transaction"):
             await anext(events)
         with pytest.raises(ClientError, match="apply ended the client's transaction"):
-            await client.submit(counted(2))
+            await client.submit(numbered_draft(2))
         with pytest.raises(ClientError, match="apply ended the client's transaction"):
             await client.until_live()
         assert "apply ended" in str(client.status().last_error)
@@ -356,7 +356,7 @@ async def test_temporarily_unwritable_store_delays_delivery(tmp_path: Path, monk
     monkeypatch.setattr(backoff, "STORE_PAUSE", backoff.RetryPause(1))
     failures = iter(range(3))
 
-    def failing(inner: Any) -> Any:
+    def failing_once(inner: Any) -> Any:
         def called(*arguments: Any) -> Any:
             if next(failures, None) is not None:
                 raise StoreUnavailableError("the disk is full")
@@ -366,11 +366,13 @@ async def test_temporarily_unwritable_store_delays_delivery(tmp_path: Path, monk
 
     store = tmp_path / "client.db"
     errors: list[str | None] = []
-    async with serving(tmp_path) as served, client_of(served.url, store, apply=made) as client:
+    async with serving(tmp_path) as served, client_of(served.url, store, apply=insert_rows) as client:
         client.on_status(lambda status: errors.append(status.last_error))
-        monkeypatch.setattr(store_module.ClientStore, "save_delivery", failing(store_module.ClientStore.save_delivery))
+        monkeypatch.setattr(
+            store_module.ClientStore, "save_delivery", failing_once(store_module.ClientStore.save_delivery)
+        )
         await commit(served, 11, 3)
-        await reached(client, 3)
+        await wait_until_delivered(client, 3)
         await until(lambda: client.status().last_error is None)
         assert rows(store) == [1, 2, 3]
         assert "the disk is full" in errors
@@ -379,15 +381,15 @@ async def test_temporarily_unwritable_store_delays_delivery(tmp_path: Path, monk
 async def test_client_closes_while_its_store_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backoff, "STORE_PAUSE", backoff.RetryPause(1))
 
-    def full(*_: Any) -> int:
+    def fail_with_full_disk(*_: Any) -> int:
         raise StoreUnavailableError("the disk is full")
 
     store = tmp_path / "client.db"
     async with serving(tmp_path) as served:
         await commit(served, 1, 1)
         with monkeypatch.context() as patched:
-            patched.setattr(store_module.ClientStore, "save_delivery", full)
-            async with client_of(served.url, store, apply=made) as client:
+            patched.setattr(store_module.ClientStore, "save_delivery", fail_with_full_disk)
+            async with client_of(served.url, store, apply=insert_rows) as client:
                 await until(lambda: client.status().last_error == "the disk is full")
         assert not [task for task in asyncio.all_tasks() if "oncelog events" in task.get_name()]
         async with client_of(served.url, store) as client:

@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from msgspec.structs import replace
 
-from client.events.event_clients import LIMITS, UNREACHABLE_URL, client_of, counted, take, wait_until_live
+from client.events.event_clients import LIMITS, UNREACHABLE_URL, client_of, numbered_draft, take, wait_until_live
 from databases import BOTH_STORES
 from deadlines import WAIT_S, soon, turns, until
 from oncelog.client import Client, Committed, ConnectionState, Event, HistoryChange, Outcome
@@ -53,14 +53,14 @@ async def test_no_events_are_delivered_after_a_restored_backup_until_start_over(
     async with serving(tmp_path, port=port) as served:
         url = served.url
         await served.commit(item(1), item(2))
-        await command("backup", log, backup)
+        await restore_backup("backup", log, backup)
         await served.commit(item(3), item(4))
         client = client_of(url, tmp_path / "client.db", apply=apply)
         await client.__aenter__()
         await soon(client.reached(4))
         if not is_known_before:
             await client.close()
-    await command("restore", "--force", "--above=100", backup, log)
+    await restore_backup("restore", "--force", "--above=100", backup, log)
     async with serving(tmp_path, port=port) as served:
         await served.commit(item(5))
         if not is_known_before:
@@ -68,7 +68,7 @@ async def test_no_events_are_delivered_after_a_restored_backup_until_start_over(
             await client.__aenter__()
         client.on_history_changed(changes.append)
         await until(lambda: client.status().state is ConnectionState.HISTORY_CHANGED)
-        pending = await client.submit(counted(6))
+        pending = await client.submit(numbered_draft(6))
         client.reconnect_now()
         await until(lambda: bool(changes))
         await until(lambda: client.status().state is ConnectionState.HISTORY_CHANGED)
@@ -90,7 +90,7 @@ async def test_no_events_are_delivered_after_a_restored_backup_until_start_over(
         assert client.history_change is None, "the new epoch is stored"
 
 
-async def command(*arguments: str) -> None:
+async def restore_backup(*arguments: str) -> None:
     done = await oncelog(*arguments)
     assert done.exit_code == 0, done.output
 
@@ -114,7 +114,7 @@ async def test_start_over_delivers_events_again_from_the_given_id(tmp_path: Path
 
 @BOTH_STORES
 @pytest.mark.rule("EV-17")
-async def test_apply_makes_one_row_per_event_when_the_application_is_killed(tmp_path: Path) -> None:
+async def test_apply_inserts_one_row_per_event_even_if_the_application_is_killed(tmp_path: Path) -> None:
     count = 20
 
     store = str(tmp_path / "client.db")
@@ -134,16 +134,16 @@ async def test_closed_client_raises_closed_error_and_keeps_its_outbox(tmp_path: 
     store = tmp_path / "client.db"
     client = client_of(UNREACHABLE_URL, store)
     with pytest.raises(ClosedError):
-        await client.submit(counted(1))
+        await client.submit(numbered_draft(1))
     async with client:
-        pending = await client.submit(counted(1))
+        pending = await client.submit(numbered_draft(1))
         waiting = [asyncio.ensure_future(one) for one in (pending.outcome(), client.until_live(), client.reached(5))]
         await turns()
         await client.close()
         for one in waiting:
             with pytest.raises(ClosedError):
                 await one
-    for call in (client.submit(counted(2)), client.until_settled(), client.refused(), client.start_over()):
+    for call in (client.submit(numbered_draft(2)), client.until_settled(), client.refused(), client.start_over()):
         with pytest.raises(ClosedError):
             await call
     with pytest.raises(ClosedError, match="opened only once"):
@@ -187,7 +187,7 @@ async def fill_event_queue(served: Serving, count: int) -> None:
 async def test_client_without_event_handlers_submits_despite_a_full_event_queue(served: Serving) -> None:
     await fill_event_queue(served, 40)
     async with client_of(served.url) as client:
-        pending = await client.submit(counted(1))
+        pending = await client.submit(numbered_draft(1))
         async with asyncio.timeout(WAIT_S):
             assert isinstance(await pending.outcome(), Committed)
             await client.until_live()
@@ -204,13 +204,13 @@ async def test_handler_can_wait_for_an_outcome_despite_a_full_event_queue(served
     await fill_event_queue(served, 40)
     async with client_of(served.url, limits=limits) as client:
 
-        async def answer(event: Event) -> None:
+        async def submit_answer(event: Event) -> None:
             seen.append(event.committed_id)
             if event.committed_id in (1, 20):
-                pending = await client.submit(counted(event.committed_id))
+                pending = await client.submit(numbered_draft(event.committed_id))
                 assert isinstance(await pending.outcome(), Committed)
 
-        client.on_event(answer)
+        client.on_event(submit_answer)
         await until(lambda: len(seen) == 42)
         assert seen == list(range(1, 43))
         assert await client.set_aside() == []
@@ -223,14 +223,14 @@ async def test_client_with_a_full_event_queue_gets_outcomes_and_all_events(serve
     seen: list[int] = []
     gate = asyncio.Event()
 
-    async def slow(event: Event) -> None:
+    async def handle_slowly(event: Event) -> None:
         await gate.wait()
         seen.append(event.committed_id)
 
-    client.on_event(slow)
+    client.on_event(handle_slowly)
     await wait_until_live(client)
     await fill_event_queue(served, 60)
-    pending = await client.submit(counted(1))
+    pending = await client.submit(numbered_draft(1))
     async with asyncio.timeout(WAIT_S):
         assert isinstance(await pending.outcome(), Committed)
     gate.set()
@@ -248,7 +248,7 @@ async def test_message_above_the_limit_of_the_client_rejects_no_submission(serve
     async with client_of(served.url, limits=limits) as client:
         client.on_event(print)
         await until(lambda: "message_bytes_max (2000)" in str(client.status().last_error))
-        await client.submit(counted(1))
+        await client.submit(numbered_draft(1))
         assert await client.refused() == []
         assert len(client.pending()) == 1
 
@@ -278,13 +278,13 @@ async def test_handler_can_close_the_client(served: Serving, tmp_path: Path, kin
     store = tmp_path / "client.db"
     async with client_of(served.url, store) as client:
 
-        async def closes(_: object) -> None:
+        async def close_client(_: object) -> None:
             await client.close()
             await asyncio.Event().wait()  # until cancelled
 
-        getattr(client, kind)(closes)
+        getattr(client, kind)(close_client)
         with suppress(ClosedError):
-            await client.submit(counted(1))
+            await client.submit(numbered_draft(1))
         await until(lambda: client.status().state is ConnectionState.CLOSED)
     async with client_of(served.url, store) as client:  # the first client closed the store
         await soon(client.until_settled())
@@ -300,7 +300,7 @@ async def test_cancelled_close_still_closes_the_client(served: Serving, tmp_path
     first.cancel()
     await asyncio.gather(client.close(), client.close())
     with pytest.raises(ClosedError):
-        await client.submit(counted(1))
+        await client.submit(numbered_draft(1))
     async with client_of(served.url, store):
         pass
 
@@ -309,17 +309,17 @@ async def test_start_over_cancels_a_handler_that_waits_for_an_outcome(client: Cl
     outcomes: list[Outcome] = []
     waiting = asyncio.Event()
 
-    async def answers(event: Event) -> None:
-        if event.event == counted(1) and not waiting.is_set():
+    async def submit_answer(event: Event) -> None:
+        if event.event == numbered_draft(1) and not waiting.is_set():
             # Use the server's epoch, so that the client continues without a history change.
             epoch = client._runtime.protocol.epoch
             client._runtime.protocol._change_history(epoch, 0, "the server has a different log than before")
-            pending = await client.submit(counted(2))
+            pending = await client.submit(numbered_draft(2))
             waiting.set()
             outcomes.append(await pending.outcome())
 
-    client.on_event(answers)
-    await client.submit(counted(1))
+    client.on_event(submit_answer)
+    await client.submit(numbered_draft(1))
     await soon(waiting.wait())
     await soon(client.start_over())
     await soon(client.until_settled())
@@ -327,13 +327,13 @@ async def test_start_over_cancels_a_handler_that_waits_for_an_outcome(client: Cl
 
 
 @pytest.mark.parametrize("method", ["start_over", "hand_over_set_aside", "reached"])
-async def test_handler_that_would_wait_for_itself_gets_an_error(client: Client, method: str) -> None:
+async def test_handler_that_would_wait_for_its_own_event_gets_an_error(client: Client, method: str) -> None:
 
-    async def waits(_: Event) -> None:
+    async def wait_for_itself(_: Event) -> None:
         await getattr(client, method)(*([10] if method == "reached" else []))
 
-    client.on_event(waits, name="waits")
-    await client.submit(counted(1))
+    client.on_event(wait_for_itself, name="waits")
+    await client.submit(numbered_draft(1))
     await until(lambda: client.status().set_aside == 1)
     (aside,) = await client.set_aside()
     assert f"{method} must not be called by an event handler" in aside.error

@@ -1,4 +1,4 @@
-"""Application mistakes raise a clear error and lose no data."""
+"""Mistakes of the application raise a clear error and lose no data."""
 
 import asyncio
 import sqlite3
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from client.events.event_clients import UNREACHABLE_URL, client_of, counted
+from client.events.event_clients import UNREACHABLE_URL, client_of, numbered_draft
 from deadlines import WAIT_S, until
 from oncelog.client import BlockingClient, Client, ClientLimits, ConnectionState, Event
 from oncelog.client.events.blocking_base import wrap_handler
@@ -68,7 +68,9 @@ async def test_invalid_committed_ids_are_refused(number: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [Client, BlockingClient])
-def test_deprecated_name_of_the_path_still_works(kind: type[Client | BlockingClient], tmp_path: Path) -> None:
+def test_deprecated_parameter_name_for_the_path_still_works(
+    kind: type[Client | BlockingClient], tmp_path: Path
+) -> None:
     with pytest.warns(DeprecationWarning, match=r"use Client\(path=…\)") as warned:
         client: Any = kind(UNREACHABLE_URL, store=tmp_path / "client.db", partitions=["a"])
     assert [warning.filename for warning in warned] == [__file__]
@@ -92,12 +94,12 @@ def test_invalid_handlers_are_refused() -> None:
             adding(as_coroutine)
 
 
-async def test_stop_iteration_of_a_handler_sets_the_event_aside(served: Serving, client: Client) -> None:
-    def raises(_: object) -> None:
+async def test_stop_iteration_raised_in_a_handler_sets_the_event_aside(served: Serving, client: Client) -> None:
+    def raise_stop_iteration(_: object) -> None:
         next(iter(()))
 
     seen: list[int] = []
-    client.on_event(wrap_handler(raises), name="raises")
+    client.on_event(wrap_handler(raise_stop_iteration), name="raises")
     client.on_event(lambda event: seen.append(event.committed_id), name="sees")
     await served.commit(item(1), item(2))
     await until(lambda: seen == [1, 2])
@@ -105,32 +107,32 @@ async def test_stop_iteration_of_a_handler_sets_the_event_aside(served: Serving,
     await client.forget_set_aside(1)
     assert client.status().set_aside == 1
     with pytest.raises(RuntimeError, match="StopIteration"):
-        await client.start_over(reset=raises)
+        await client.start_over(reset=raise_stop_iteration)
 
 
-async def test_handler_that_cancels_the_task_of_the_client_closes_it_with_an_error(client: Client) -> None:
+async def test_handler_that_cancels_the_client_task_closes_the_client_with_an_error(client: Client) -> None:
 
-    async def cancels(_: Event) -> None:
+    async def cancel_client_task(_: Event) -> None:
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
         await asyncio.sleep(0)
 
-    client.on_event(cancels)
-    await client.submit(counted(1))
+    client.on_event(cancel_client_task)
+    await client.submit(numbered_draft(1))
     await until(lambda: client.status().state is ConnectionState.CLOSED)
     assert "other code has cancelled a task" in str(client.status().last_error)
     with pytest.raises(ClientError, match="has failed"):
-        await client.submit(counted(2))
+        await client.submit(numbered_draft(2))
 
 
 async def test_removed_store_accepts_no_submissions(tmp_path: Path) -> None:
     store = tmp_path / "client.db"
     async with client_of(UNREACHABLE_URL, store) as client:
-        await client.submit(counted(1))
+        await client.submit(numbered_draft(1))
         store.unlink()
         with pytest.raises(StoreUnavailableError, match="was removed or replaced"):
-            await client.submit(counted(2))
+            await client.submit(numbered_draft(2))
 
 
 async def test_apply_can_change_row_and_text_factories(tmp_path: Path) -> None:
@@ -145,7 +147,7 @@ async def test_apply_can_change_row_and_text_factories(tmp_path: Path) -> None:
         serving(tmp_path) as served,
         client_of(served.url, tmp_path / "client.db", apply=apply) as client,
     ):
-        pending = await client.submit(counted(1))
+        pending = await client.submit(numbered_draft(1))
         async with asyncio.timeout(WAIT_S):
             await pending.outcome()
             await client.reached(1)

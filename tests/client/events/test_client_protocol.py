@@ -15,9 +15,9 @@ from client.events.protocol_frames import (
     error,
     event,
     live_protocol,
-    noted_event,
     own_events,
     page,
+    received_event,
     result,
     take_ids,
     take_one_sent,
@@ -47,7 +47,7 @@ def test_connection_sends_connect_and_then_reads_pages() -> None:
     second = take_one_sent(protocol, "sync")
     assert second["payload"]["since_committed_id"] == 9
     assert second["msg_id"] != first["msg_id"]
-    assert protocol.take_events(1) == ([noted_event(8)], 8)
+    assert protocol.take_events(1) == ([received_event(8)], 8)
     protocol.receive(frame("sync_response", page([10], 12), second["msg_id"]))
     assert protocol.phase is EventsPhase.LIVE
     assert not protocol.is_waiting
@@ -123,7 +123,7 @@ def test_changed_epoch_on_connect_stops_sync_and_submissions() -> None:
     assert protocol.outbox_count == 2
 
 
-def test_return_of_the_known_epoch_clears_the_history_change() -> None:
+def test_history_change_is_cleared_when_the_known_epoch_returns() -> None:
     protocol = EventsProtocol("laptop", ("a",), 5, "e1")
     begin(protocol, last=3, epoch="e2")
     begin(protocol, last=9, epoch="e1")
@@ -158,7 +158,7 @@ def test_start_over_discards_queued_events() -> None:
 def test_repeated_broadcasts_are_delivered_once() -> None:
     protocol = live_protocol()
     broadcast(protocol, 1, 1, 3, 1, 3)
-    assert protocol.take_events(10) == ([noted_event(1), noted_event(3)], 3)
+    assert protocol.take_events(10) == ([received_event(1), received_event(3)], 3)
     protocol.disconnect()
     begin(protocol)
     request = take_one_sent(protocol, "sync")
@@ -194,15 +194,15 @@ def test_several_own_events_are_merged_with_held_broadcasts() -> None:
     assert protocol.take_events(10) == ([], 0), "held broadcasts do not advance the cursor"
     answer(protocol, request, result(first, 2), result(second, 4), result(third, 5))
     assert protocol.take_events(10)[0] == [
-        noted_event(1),
+        received_event(1),
         *own_events(first, 2),
-        noted_event(3),
+        received_event(3),
         *own_events(second, 4),
     ]
     assert take_outcomes(protocol).keys() == {1, 2, 3}
 
 
-def test_own_event_that_was_also_broadcast_is_delivered_once() -> None:
+def test_own_event_that_was_also_broadcast_is_delivered_only_once() -> None:
     first, second = entry_of(1), entry_of(2)
     protocol = live_protocol(0, first, second)
     request = take_one_sent(protocol, "submit_events")

@@ -69,7 +69,7 @@ def test_client_of_a_busy_server_syncs_during_the_pause() -> None:
     assert take_ids(protocol) == [1, 2, 3]
 
 
-def test_refused_request_size_is_retried_only_after_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_request_size_is_tried_again_only_after_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocols, "GROWTH_REQUESTS", 3)
     entries = [entry_of(number) for number in range(1, 60)]
     protocol = live_protocol(0, *entries)
@@ -84,7 +84,7 @@ def test_refused_request_size_is_retried_only_after_several_requests(monkeypatch
         sent_entries = entries[number : number + len(items)]
         answer(protocol, request, *(result(one, number + at) for at, one in enumerate(sent_entries, 1)))
         number += len(items)
-    assert refused == 5  # 59, 29, 14, and then once every third request
+    assert refused == 5  # The requests of 59, 29 and 14 events are refused, and then one in every three.
     assert len(take_outcomes(protocol)) == 59
 
 
@@ -315,7 +315,7 @@ def test_full_event_queue_delays_the_sync_after_a_lost_connection(monkeypatch: p
     catch_up(protocol, 3)
 
 
-def test_client_that_wants_no_events_submits_and_reads_its_own_events_later() -> None:
+def test_client_that_requests_no_events_can_submit_and_later_read_its_own_events() -> None:
     protocol = EventsProtocol("ada", ("a",), 0, "")
     protocol.wants_events = False
     begin(protocol)

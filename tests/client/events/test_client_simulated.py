@@ -27,7 +27,7 @@ SMALL_LIMITS: Final = {"READY_EVENTS_MAX": 5, "REQUEST_EVENTS_MAX": 6}
 
 
 class Simulated:
-    """One client: its protocol and the content of its store."""
+    """A client: its protocol and the content of its store."""
 
     def __init__(self, name: str, partitions: tuple[str, ...]) -> None:
         self.name = name
@@ -83,7 +83,7 @@ class World:
         self.shared: set[str] = set()
         self.errors: Counter[str] = Counter()
         self.closed_when_full = 0
-        """How many connections were closed because the event queue was full."""
+        """Number of connections that were closed because the event queue was full."""
         self.actions: list[Callable[[Simulated], None]] = [
             self.submit, self.to_server, self.to_client, self.commit, self.take, self.want_events, self.resume,
             self.cut, self.crash
@@ -175,7 +175,7 @@ class World:
             client.connection = None
             client.protocol.disconnect()
 
-    # --- the end
+    # --- final checks
 
     def settle(self) -> None:
         """Run without faults until all clients are idle."""

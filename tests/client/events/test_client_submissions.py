@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from client.events.event_clients import UNREACHABLE_URL, client_of, committed, counted, outcome, take
+from client.events.event_clients import UNREACHABLE_URL, client_of, committed, numbered_draft, outcome, take
 from databases import BOTH_STORES
 from deadlines import WAIT_S, soon, until
 from oncelog.client import Client, ClientLimits, Committed, Draft, Event, Refused
@@ -70,27 +70,27 @@ async def test_event_content_round_trips_unchanged(tmp_path: Path) -> None:
 async def test_submissions_with_the_same_id_share_one_event_and_outcome(client: Client) -> None:
     one = UUID(int=7)
     first, second = await asyncio.gather(
-        client.submit(counted(1), id=one), client.submit(counted(1), id=str(one).upper())
+        client.submit(numbered_draft(1), id=one), client.submit(numbered_draft(1), id=str(one).upper())
     )
     assert first is second
-    number = await committed(client, counted(1), id=one)
-    assert await committed(client, counted(1), id=one) == number == 1
-    assert await committed(client, counted(2)) == 2
+    number = await committed(client, numbered_draft(1), id=one)
+    assert await committed(client, numbered_draft(1), id=one) == number == 1
+    assert await committed(client, numbered_draft(2)) == 2
     assert await take(client.events(), 2) == [1, 2]
-    found = await outcome(client, counted(3), id=one)
+    found = await outcome(client, numbered_draft(3), id=one)
     assert isinstance(found, Refused)
     assert found.reason == "validation_failed"
     (rejection,) = await client.refused()
-    assert (rejection.id, rejection.event) == (str(one), counted(3))
+    assert (rejection.id, rejection.event) == (str(one), numbered_draft(3))
 
 
 async def test_refused_event_can_be_sent_again_under_its_id(client: Client) -> None:
-    refused = await client.submit(counted(1), expected_committed_id=9)
+    refused = await client.submit(numbered_draft(1), expected_committed_id=9)
     assert isinstance(await soon(refused.outcome()), Refused)
     with pytest.raises(ClientError, match="no refused event has the id x"):
         await client.send_again("x")
     again = await client.send_again(refused.id.upper())
-    assert (again.id, again.event) == (refused.id, counted(1))
+    assert (again.id, again.event) == (refused.id, numbered_draft(1))
     assert client.status().refused == 0
     assert await soon(again.outcome()) == Committed(1, ANY)
     assert await client.refused() == []
@@ -99,18 +99,20 @@ async def test_refused_event_can_be_sent_again_under_its_id(client: Client) -> N
 async def test_pending_id_with_a_different_event_is_refused() -> None:
     one = UUID(int=7)
     async with client_of(UNREACHABLE_URL) as client:
-        await client.submit(counted(1), id=one)
+        await client.submit(numbered_draft(1), id=one)
         with pytest.raises(IdReusedError, match=str(one)):
-            await client.submit(counted(2), id=one)
+            await client.submit(numbered_draft(2), id=one)
         with pytest.raises(IdReusedError):
-            await client.submit(counted(1), id=one, expected_committed_id=3)
+            await client.submit(numbered_draft(1), id=one, expected_committed_id=3)
         with pytest.raises(IdReusedError):
-            await client.submit_many([Draft(counted(3)), Draft(counted(4), id=one)])
+            await client.submit_many([Draft(numbered_draft(3)), Draft(numbered_draft(4), id=one)])
         other = UUID(int=8)
         with pytest.raises(IdReusedError):
-            await client.submit_many([Draft(counted(5), id=other), Draft(counted(6), id=other)])
+            await client.submit_many([Draft(numbered_draft(5), id=other), Draft(numbered_draft(6), id=other)])
         assert len(client.pending()) == 1, "`submit_many` accepts all drafts or none"
-        first, again = await client.submit_many([Draft(counted(5), id=other), Draft(counted(5), id=other)])
+        first, again = await client.submit_many(
+            [Draft(numbered_draft(5), id=other), Draft(numbered_draft(5), id=other)]
+        )
         assert first is again
 
 
@@ -121,18 +123,18 @@ async def test_refused_events_are_kept_until_the_application_forgets_them(tmp_pa
     async with serving(tmp_path, api_keys=True) as served:
         key = api_key(served, "laptop", read=["a"], write=["a"])
         async with client_of(served.url, store, client_id="laptop", token=key.text) as client:
-            forbidden = await outcome(client, counted(1), ["b"])
+            forbidden = await outcome(client, numbered_draft(1), ["b"])
             assert isinstance(forbidden, Refused)
             assert forbidden.reason == "forbidden"
-            stale = await outcome(client, counted(2), expected_committed_id=99)
+            stale = await outcome(client, numbered_draft(2), expected_committed_id=99)
             assert isinstance(stale, Refused)
             assert stale.errors[0].current_committed_id == 0
-            assert await committed(client, counted(3)) == 1
+            assert await committed(client, numbered_draft(3)) == 1
             assert client.status().refused == 2
         async with client_of(served.url, store, client_id="laptop", token=key.text) as client:
             assert client.status().refused == 2
             first, second = await client.refused()
-            assert (first.outcome, first.event, first.partitions) == (forbidden, counted(1), ("b",))
+            assert (first.outcome, first.event, first.partitions) == (forbidden, numbered_draft(1), ("b",))
             await client.forget_refused(first.id)
             assert [one.id for one in await client.refused()] == [second.id]
             assert client.status().refused == 1
@@ -142,7 +144,7 @@ async def test_refused_events_are_kept_until_the_application_forgets_them(tmp_pa
                 assert client.status().rejected == 1
             with pytest.warns(DeprecationWarning, match="Client.rejected"):
                 assert await client.rejected() == [second]
-            await client.forget_refused()  # no ids: forget all
+            await client.forget_refused()  # without ids, forget all
             assert client.status().refused == 0
 
 
@@ -176,15 +178,15 @@ async def test_malformed_event_is_refused_with_the_name_of_the_field(
         with pytest.raises(CanonicalError, match=where):
             await client.submit(*arguments, **options)
         assert client.pending() == []
-        await client.submit(counted(1))
+        await client.submit(numbered_draft(1))
 
 
 async def test_submission_without_partitions_needs_a_client_with_one_partition() -> None:
     for partitions in ((), ("a", "b")):
         async with client_of(UNREACHABLE_URL, partitions=partitions) as client:
             with pytest.raises(ValueError, match="partitions must be given"):
-                await client.submit(counted(1))
-            await client.submit(counted(1), ["c"])
+                await client.submit(numbered_draft(1))
+            await client.submit(numbered_draft(1), ["c"])
 
 
 def test_invalid_client_settings_are_refused() -> None:
@@ -208,22 +210,22 @@ async def test_outbox_and_event_size_limits_are_enforced() -> None:
         with pytest.raises(CanonicalError, match=r"at most 100 bytes \(body_bytes_max\)"):
             await client.submit({"type": "t", "x": "x" * 100})
         with pytest.raises(LimitExceededError, match="outbox_events_max is 2"):
-            await client.submit_many([Draft(counted(number)) for number in range(3)])
-        await client.submit(counted(1), id=UUID(int=1))
-        await client.submit(counted(2))
+            await client.submit_many([Draft(numbered_draft(number)) for number in range(3)])
+        await client.submit(numbered_draft(1), id=UUID(int=1))
+        await client.submit(numbered_draft(2))
         with pytest.raises(LimitExceededError):
-            await client.submit(counted(3))
-        await client.submit(counted(1), id=UUID(int=1))
+            await client.submit(numbered_draft(3))
+        await client.submit(numbered_draft(1), id=UUID(int=1))
         assert len(client.pending()) == 2
 
 
-async def test_failed_store_write_fails_all_submissions_of_the_same_id(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_store_write_fails_all_submissions_with_the_same_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backoff, "STORE_PAUSE", backoff.RetryPause(1))
     write = store_module.ClientStore.save_outbox
     failures = iter(range(1))
     is_writing, may_fail = threading.Event(), threading.Event()
 
-    def fails_once(*arguments: Any) -> int:
+    def fail_once(*arguments: Any) -> int:
         if next(failures, None) is not None:
             is_writing.set()
             assert may_fail.wait(WAIT_S)
@@ -231,17 +233,17 @@ async def test_failed_store_write_fails_all_submissions_of_the_same_id(monkeypat
         return write(*arguments)
 
     async with client_of(UNREACHABLE_URL) as client:
-        monkeypatch.setattr(store_module.ClientStore, "save_outbox", fails_once)
-        first = asyncio.ensure_future(client.submit(counted(1), id=UUID(int=1)))
+        monkeypatch.setattr(store_module.ClientStore, "save_outbox", fail_once)
+        first = asyncio.ensure_future(client.submit(numbered_draft(1), id=UUID(int=1)))
         await until(is_writing.is_set)
-        second = asyncio.ensure_future(client.submit(counted(1), id=UUID(int=1)))
+        second = asyncio.ensure_future(client.submit(numbered_draft(1), id=UUID(int=1)))
         await until(lambda: len(client._outbox._pending_accepts) == 1)
         may_fail.set()
         for one in (first, second):
             with pytest.raises(StoreUnavailableError, match="full"):
                 await one
         assert client.pending() == []
-        await client.submit(counted(1), id=UUID(int=1))
+        await client.submit(numbered_draft(1), id=UUID(int=1))
         assert len(client.pending()) == 1
 
 
@@ -256,9 +258,9 @@ async def test_each_submission_fails_while_the_store_cannot_be_written(monkeypat
             patched.setattr(store_module.ClientStore, "save_outbox", fail)
             for number in range(3):
                 with pytest.raises(StoreUnavailableError, match="full"):
-                    await soon(client.submit(counted(number)))
+                    await soon(client.submit(numbered_draft(number)))
             assert client.pending() == []
             assert client.status().last_error == "the disk is full"
         await soon(client.until_status(lambda status: status.last_error != "the disk is full"))
-        await soon(client.submit(counted(4)))
+        await soon(client.submit(numbered_draft(4)))
         assert len(client.pending()) == 1

@@ -1,4 +1,4 @@
-"""The documentation pages of the events client and the page for all clients are correct."""
+"""Test the documentation pages of the events client and the page for all clients."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ PAGE = (GUIDES / "client.md").read_text(encoding="utf-8")
 COMMON_PAGE = (GUIDES / "clients.md").read_text(encoding="utf-8")
 
 
-def test_programs_of_the_page_run(tmp_path: Path) -> None:
+def test_programs_on_the_page_run(tmp_path: Path) -> None:
     first, blocking, with_apply = programs_of(PAGE)
     with serving(tmp_path) as server:
         first, blocking = (one.replace("http://127.0.0.1:7171", server.url) for one in (first, blocking))
@@ -28,7 +28,7 @@ def test_page_lists_every_limit_with_its_default() -> None:
     assert limits_of(PAGE) == {name: getattr(ClientLimits(), name) for name in ClientLimits.__struct_fields__}
 
 
-def test_program_of_the_common_page_runs(tmp_path: Path) -> None:
+def test_program_on_the_common_page_runs(tmp_path: Path) -> None:
     (program,) = programs_of(COMMON_PAGE)
     with serving(tmp_path) as server:
         output = run_program(program.replace("http://127.0.0.1:7171", server.url), tmp_path)

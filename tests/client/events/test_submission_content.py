@@ -1,4 +1,4 @@
-"""Content of pending submissions, which user interfaces show before the commit."""
+"""Content of pending submissions, for user interfaces that show it before the commit."""
 
 from pathlib import Path
 from typing import Final

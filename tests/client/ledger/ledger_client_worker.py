@@ -19,7 +19,7 @@ LAST = f"entity:{int(COUNT) - 1}"
 write = LedgerTransport.write
 
 
-async def dying(self: LedgerTransport, organization: str, vault: str, call: WriteCall) -> WriteAnswer:
+async def kill_at_last_write(self: LedgerTransport, organization: str, vault: str, call: WriteCall) -> WriteAnswer:
     operation = call.entry.operations[0]
     is_last = getattr(operation, "key", "") == LAST
     if is_last and MOMENT == "unsent":
@@ -36,5 +36,5 @@ async def main() -> None:
         await asyncio.gather(*(ledger.write(set_entity(name, b"1", must_not_exist=True)) for name in names))
 
 
-LedgerTransport.write = dying  # type: ignore[method-assign]
+LedgerTransport.write = kill_at_last_write  # type: ignore[method-assign]
 asyncio.run(main())

@@ -32,7 +32,7 @@ def ledger_of(address: str, path: Path | str = ":memory:", **options: Any) -> Le
     return LedgerClient(address, path=path, **chosen)
 
 
-def written(outcome: Outcome | Exception | None) -> Written:
+def expect_written(outcome: Outcome | Exception | None) -> Written:
     assert isinstance(outcome, Written), outcome
     return outcome
 
@@ -44,21 +44,21 @@ async def keys_of(ledger: LedgerClient) -> list[str]:
 
 
 def code_of(outcome: Any) -> RefusalCode:
-    """Check that a write was refused, and return the code."""
+    """Assert that a write was refused, and return the code."""
     assert isinstance(outcome, Refused), outcome
     return outcome.code
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Patch the transport to record the sequence of each sent write in the returned list."""
+    """Replace the transport's call with one that records the sequence of each write in the returned list."""
     sent: list[int] = []
     write = LedgerTransport.write
 
-    async def counted(self: LedgerTransport, organization: str, vault: str, call: WriteCall) -> Any:
+    async def record_sequence(self: LedgerTransport, organization: str, vault: str, call: WriteCall) -> Any:
         sent.append(call.sequence)
         return await write(self, organization, vault, call)
 
-    monkeypatch.setattr(LedgerTransport, "write", counted)
+    monkeypatch.setattr(LedgerTransport, "write", record_sequence)
     return sent
 
 

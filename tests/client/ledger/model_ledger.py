@@ -18,7 +18,7 @@ from oncelog.client.ledger.values import ClientState, RefusalCode, Refused, Writ
 from oncelog.core.operations import Condition, Must, Operation, SetEntity
 
 CONDITIONAL = "conditional"
-"""Key of an entity whose condition holds at random, as if other clients changed it."""
+"""Key of an entity whose condition holds or fails at random, as if other clients changed the entity."""
 
 
 def operations_of(name: str, *, is_conditional: bool = False) -> tuple[Operation, ...]:

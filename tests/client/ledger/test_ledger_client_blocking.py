@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from cli.server_process import serving
-from client.ledger.ledgers import LIMITS, UNREACHABLE_ADDRESS, written
+from client.ledger.ledgers import LIMITS, UNREACHABLE_ADDRESS, expect_written
 from databases import BOTH_STORES
 from oncelog.client.ledger import BlockingLedgerClient, LedgerClient, LedgerLimits, relate, set_entity
 from oncelog.errors import CanonicalError, ClosedError, SettingsError, StoreInUseError
@@ -30,12 +30,12 @@ def test_threads_share_one_client(tmp_path: Path) -> None:
         with blocking_of(address, path) as ledger, ThreadPoolExecutor(8) as threads:
             assert ledger.recovered() == []
             outcomes = list(threads.map(lambda number: ledger.write(set_entity(str(number), b"1")), range(40)))
-            assert sorted(written(one).sequence for one in outcomes) == list(range(1, 41))
+            assert sorted(expect_written(one).sequence for one in outcomes) == list(range(1, 41))
             with pytest.raises(StoreInUseError):
                 blocking_of(address, path).__enter__()
             vault = ledger.scope("acme", "main")
             assert (vault.organization, vault.vault) == ("acme", "main")
-            first = written(vault.write([set_entity("a", b"1"), relate("d", "o", "ann")], key=UUID(int=1)))
+            first = expect_written(vault.write([set_entity("a", b"1"), relate("d", "o", "ann")], key=UUID(int=1)))
             assert first.tx_id is not None
             assert first.height is not None
             assert vault.client_state().last_sequence == 1

@@ -1,4 +1,4 @@
-"""Clock steps: the ledger client requests the client state before it resends a write of unknown age."""
+"""Clock steps: the ledger client requests the client state before it resends a write whose age is unknown."""
 
 import pytest
 
@@ -17,18 +17,18 @@ NOON_MS = 1_700_000_000_000
 )
 def test_pending_write_dated_in_the_future_is_reported_as_forgotten(back_ms: int, is_forgotten: bool) -> None:
     """The write's age is unknown, so the server may have received and forgotten it."""
-    driver = ProtocolDriver(pending=(1,), now_ms=-back_ms).receive_state(0)  # the pending write was made at 0
+    driver = ProtocolDriver(pending=(1,), now_ms=-back_ms).receive_state(0)  # The pending write was made at time 0.
     assert driver.protocol.forgotten == (ForgottenClient(0, 0) if is_forgotten else None)
     assert driver.send() == ([] if is_forgotten else [(1, 1)])
 
 
-def test_known_client_sends_pending_writes_despite_a_clock_set_back() -> None:
+def test_known_client_sends_pending_writes_even_if_the_clock_is_set_back() -> None:
     driver = ProtocolDriver(last=3, pending=(4,), now_ms=-CLOCK_CORRECTION_MS - 1).receive_state(3)
     assert driver.protocol.forgotten is None
     assert driver.send() == [(1, 4)]
 
 
-def lost(now_ms: int) -> ProtocolDriver:
+def unanswered_write(now_ms: int) -> ProtocolDriver:
     """Return a driver whose first write got no answer."""
     driver = ProtocolDriver(now_ms=now_ms).receive_state(0)
     driver.submit()
@@ -39,8 +39,8 @@ def lost(now_ms: int) -> ProtocolDriver:
 
 
 @pytest.mark.parametrize("step_ms", [-CLOCK_CORRECTION_MS - 1, -RETENTION_MS, RETENTION_MS + 1])
-def test_clock_step_makes_a_retry_ask_for_the_client_state_first(step_ms: int) -> None:
-    driver = lost(NOON_MS)
+def test_retry_after_a_clock_step_requests_the_client_state_first(step_ms: int) -> None:
+    driver = unanswered_write(NOON_MS)
     driver.now_ms += step_ms
     assert driver.send() == []
     assert driver.receive_state(0).protocol.forgotten == ForgottenClient(0, 0)
@@ -48,19 +48,19 @@ def test_clock_step_makes_a_retry_ask_for_the_client_state_first(step_ms: int) -
 
 @pytest.mark.parametrize("step_ms", [-CLOCK_CORRECTION_MS, -1, 0, STATE_VALID_MS + 1, RETENTION_MS])
 def test_small_clock_correction_does_not_delay_a_retry(step_ms: int) -> None:
-    driver = lost(NOON_MS)
+    driver = unanswered_write(NOON_MS)
     driver.now_ms += step_ms
     assert driver.send() == [(1, 1)]
 
 
-def test_unsent_write_is_sent_despite_a_clock_set_back() -> None:
+def test_unsent_write_is_sent_even_if_the_clock_is_set_back() -> None:
     driver = ProtocolDriver(now_ms=NOON_MS).receive_state(0)
     driver.submit()
     driver.now_ms -= RETENTION_MS
     assert driver.send() == [(1, 1)]
 
 
-def test_client_state_is_not_requested_at_every_retry_after_a_clock_set_back() -> None:
+def test_recent_client_state_is_not_requested_again_after_the_clock_is_set_back() -> None:
     driver = ProtocolDriver(last=3, pending=(4,), now_ms=-RETENTION_MS).receive_state(3)
     assert driver.send() == [(1, 4)]
     driver.answer(1, LostError("lost"))

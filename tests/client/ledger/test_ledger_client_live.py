@@ -17,9 +17,9 @@ from client.ledger.ledgers import (
     address_of,
     code_of,
     count_calls,
+    expect_written,
     keys_of,
     ledger_of,
-    written,
 )
 from databases import BOTH_STORES
 from deadlines import WAIT_S, soon, until
@@ -69,7 +69,9 @@ FEW = LedgerLimits(
 @pytest.mark.rule("LG-19")
 async def test_write_returns_written_or_refused_with_the_current_state(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, ledger_of(address_of(served), tmp_path / "client.db") as ledger:
-        first = written(await ledger.write([set_entity("a", b"1", must_not_exist=True), relate("d", "o", "ann")]))
+        first = expect_written(
+            await ledger.write([set_entity("a", b"1", must_not_exist=True), relate("d", "o", "ann")])
+        )
         assert (first.sequence, first.version, first.is_replay) == (1, 1, False)
         refused = await ledger.write(set_entity("a", b"2", must_not_exist=True))
         assert isinstance(refused, Refused)
@@ -82,7 +84,7 @@ async def test_write_returns_written_or_refused_with_the_current_state(tmp_path:
         )  # fmt: skip
         assert code_of(await ledger.write(set_entity("a", b"2", version_is=7))) is RefusalCode.VERSION_MISMATCH
         assert code_of(await ledger.write(set_entity("a", b"2", value_equals=b""))) is RefusalCode.VALUE_MISMATCH
-        second = written(await ledger.write(set_entity("a", b"2", version_is=1)))
+        second = expect_written(await ledger.write(set_entity("a", b"2", version_is=1)))
         assert (second.sequence, second.version) == (2, 2)
         assert (await ledger.client_state()).last_sequence == 2
         assert await ledger.pending() == []
@@ -96,7 +98,7 @@ async def test_writes_with_the_same_key_are_one_write(ledger: LedgerClient) -> N
     assert both[0] == both[1]
     assert await ledger.write(operation, key=key) == both[0]
     assert code_of(await ledger.write(set_entity("a", b"2"), key=key)) is RefusalCode.IDEMPOTENCY_KEY_REUSED
-    assert written(await ledger.write(set_entity("b", b"2"))).sequence == 2
+    assert expect_written(await ledger.write(set_entity("b", b"2"))).sequence == 2
 
 
 @BOTH_STORES
@@ -123,7 +125,7 @@ async def test_writes_are_pipelined_up_to_in_flight_max(tmp_path: Path, monkeypa
         with pytest.raises(LimitExceededError, match="pending_writes_max"):
             await ledger.write(set_entity("x", b"1"))
         gate.open()
-        assert [written(one).sequence for one in await asyncio.gather(*writes)] == [1, 2, 3, 4, 5]
+        assert [expect_written(one).sequence for one in await asyncio.gather(*writes)] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.rule("LG-19")
@@ -148,7 +150,7 @@ async def test_cancelled_or_timed_out_write_remains_pending(tmp_path: Path) -> N
     async with serving(tmp_path) as served, ledger_of(address_of(served), path) as ledger:
         recovered = await soon(ledger.recovered())
         assert recovered[0].key == UUID(int=1)
-        assert [written(one.outcome).sequence for one in recovered] == [1, 2, 3]
+        assert [expect_written(one.outcome).sequence for one in recovered] == [1, 2, 3]
         assert await keys_of(ledger) == ["a", "b", "c"]
 
 
@@ -169,7 +171,7 @@ async def test_close_waits_for_sent_writes_until_close_timeout(
         closing = asyncio.create_task(ledger.close())
         if timeout_ms > 1:
             gate.open()
-            assert written(await soon(writing)).sequence == 1
+            assert expect_written(await soon(writing)).sequence == 1
         await soon(closing)
         gate.open()
         if timeout_ms == 1:
@@ -178,22 +180,22 @@ async def test_close_waits_for_sent_writes_until_close_timeout(
         monkeypatch.undo()
     async with ledger_of(address_of(served), path) as ledger:
         (recovered,) = await soon(ledger.recovered())
-        assert written(recovered.outcome).sequence == 2
+        assert expect_written(recovered.outcome).sequence == 2
 
 
-async def test_write_is_refused_while_the_store_cannot_be_written(
+async def test_new_write_is_refused_while_the_store_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backoff, "STORE_PAUSE", backoff.RetryPause(1))
     async with serving(tmp_path) as served, ledger_of(address_of(served)) as ledger:
         await ledger.recovered()
         with monkeypatch.context() as patched:
-            patched.setattr(LedgerStore, "save", _full)
+            patched.setattr(LedgerStore, "save", _fail_with_full_disk)
             results = await asyncio.gather(
                 *(ledger.write(set_entity(name, b"1")) for name in ("a", "b")), return_exceptions=True
             )
             assert [type(one) for one in results] == [StoreUnavailableError] * 2
-        assert written(await soon(ledger.write(set_entity("c", b"1")))).sequence == 1
+        assert expect_written(await soon(ledger.write(set_entity("c", b"1")))).sequence == 1
         assert await keys_of(ledger) == ["c"]
 
 
@@ -206,26 +208,26 @@ async def test_write_is_refused_while_outcomes_cannot_be_saved(tmp_path: Path, m
     def save_first_write(store: LedgerStore, scope_id: int, changes: StoreChanges) -> None:
         if changes.settled:
             loop.call_soon_threadsafe(failures.set)
-            _full()
+            _fail_with_full_disk()
         save(store, scope_id, changes)
 
     async with serving(tmp_path) as served, ledger_of(address_of(served)) as ledger:
         await ledger.recovered()
         with monkeypatch.context() as patched:
             patched.setattr(LedgerStore, "save", save_first_write)
-            assert written(await soon(ledger.write(set_entity("a", b"1")))).sequence == 1
+            assert expect_written(await soon(ledger.write(set_entity("a", b"1")))).sequence == 1
             await soon(failures.wait())
             async with asyncio.timeout(WAIT_S):
                 with pytest.raises(StoreUnavailableError):
                     await ledger.write(set_entity("b", b"1"))
-        assert written(await soon(ledger.write(set_entity("c", b"1")))).sequence == 2
+        assert expect_written(await soon(ledger.write(set_entity("c", b"1")))).sequence == 2
 
 
-def _full(*_: object) -> None:
+def _fail_with_full_disk(*_: object) -> None:
     raise StoreUnavailableError("the disk is full")
 
 
-async def test_unexpected_error_is_raised_to_all_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unexpected_error_is_raised_in_all_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def failing(*_: object) -> None:
         raise ZeroDivisionError
 
@@ -265,8 +267,8 @@ async def test_key_stored_twice_is_recovered_as_one_write(tmp_path: Path) -> Non
     _store_key_twice(path, "a", "a")
     async with serving(tmp_path) as served, ledger_of(address_of(served), path) as ledger:
         first, second = await soon(ledger.recovered())
-        assert written(first.outcome).tx_id == written(second.outcome).tx_id
-        assert written(await ledger.write(set_entity("b", b"1"))).sequence == 2
+        assert expect_written(first.outcome).tx_id == expect_written(second.outcome).tx_id
+        assert expect_written(await ledger.write(set_entity("b", b"1"))).sequence == 2
 
 
 async def test_callers_get_the_outcome_of_the_newer_write_of_a_key_stored_twice(tmp_path: Path) -> None:
@@ -299,10 +301,10 @@ async def test_scopes_have_separate_sequences_in_one_store(tmp_path: Path) -> No
         assert [(one.organization, one.vault) for one in ledger.scopes] == [("acme", ""), ("acme", "main")]
         for scope in ledger.scopes:
             (recovered,) = await soon(scope.recovered())
-            assert written(recovered.outcome).sequence == 1
+            assert expect_written(recovered.outcome).sequence == 1
         assert ledger.scope("acme", "main") is ledger.scopes[1]
-        assert written(await ledger.scope("acme", "main").write(set_entity("b", b"1"))).sequence == 2
-        assert written(await ledger.write(set_entity("b", b"1"))).sequence == 2
+        assert expect_written(await ledger.scope("acme", "main").write(set_entity("b", b"1"))).sequence == 2
+        assert expect_written(await ledger.write(set_entity("b", b"1"))).sequence == 2
 
 
 async def test_invalid_write_is_refused_before_it_is_stored() -> None:
@@ -345,7 +347,7 @@ async def test_refused_credentials_are_reported_without_showing_them(
             with pytest.raises(ServerRefusedError, match="client_id: must be the credential's client"):
                 await soon(ledger.write(set_entity("a", b"1")))
             tokens[0] = key.text
-            assert written(await soon(ledger.write(set_entity("a", b"1")))).sequence == 1
+            assert expect_written(await soon(ledger.write(set_entity("a", b"1")))).sequence == 1
         async with ledger_of(address, client_id="billing-2", token=reader.text) as ledger:
             with pytest.raises(ServerRefusedError, match="no write access to this scope"):
                 await soon(ledger.write(set_entity("a", b"1")))
@@ -369,19 +371,19 @@ async def test_pending_write_that_the_server_refuses_does_not_block_later_writes
         large, small = await soon(ledger.recovered())
         assert isinstance(large.outcome, ServerRefusedError)
         assert "must have at most 50 bytes" in str(large.outcome)
-        assert written(small.outcome).sequence == 1
+        assert expect_written(small.outcome).sequence == 1
         results = await asyncio.gather(
             ledger.write(set_entity("x", b"1" * 60)), ledger.write(set_entity("y", b"1")), return_exceptions=True
         )
         assert isinstance(results[0], ServerRefusedError)
-        assert written(results[1] if not isinstance(results[1], BaseException) else None).sequence == 2
+        assert expect_written(results[1] if not isinstance(results[1], BaseException) else None).sequence == 2
 
 
 async def test_write_above_the_frame_limit_is_refused_without_retries(tmp_path: Path) -> None:
     async with serving(tmp_path, frame_bytes_max=1000) as served, ledger_of(address_of(served)) as ledger:
         with pytest.raises(ServerRefusedError, match="larger than max"):
             await soon(ledger.write(set_entity("a", b"1" * 2000)))
-        assert written(await soon(ledger.write(set_entity("a", b"1")))).sequence == 1
+        assert expect_written(await soon(ledger.write(set_entity("a", b"1")))).sequence == 1
 
 
 @pytest.mark.rule("LG-19")
@@ -394,7 +396,7 @@ async def test_rate_limited_writes_are_retried_in_order(tmp_path: Path) -> None:
         writing = asyncio.gather(*(ledger.write(set_entity(str(one), b"1")) for one in range(70)))
         await until(lambda: served.server.counts.requests["ledger", "grpc", "rate_limited"] > 0)
         clock.advance(1000)
-        assert [written(one).sequence for one in await soon(writing)] == list(range(1, 71))
+        assert [expect_written(one).sequence for one in await soon(writing)] == list(range(1, 71))
 
 
 @pytest.mark.rule("LG-18")
@@ -415,7 +417,7 @@ async def test_invalid_proof_raises_unverified_error(
         await ledger.write(set_entity("a", b"1"))
     assert caught.value.tx_id is not None
     monkeypatch.setattr(door, "_find_success", honest)
-    assert written(await ledger.write(set_entity("b", b"1"))).sequence == 2
+    assert expect_written(await ledger.write(set_entity("b", b"1"))).sequence == 2
     assert await ledger.pending() == []
 
 
@@ -424,7 +426,7 @@ async def test_tls_client_accepts_a_known_root_and_refuses_an_unknown_one(tmp_pa
     async with serving(tmp_path, tls=tls) as served:
         address = address_of(served).replace("127.0.0.1", "localhost")
         async with ledger_of(address, tls=str(tls.certificate)) as ledger:
-            assert written(await soon(ledger.write(set_entity("a", b"1")))).sequence == 1
+            assert expect_written(await soon(ledger.write(set_entity("a", b"1")))).sequence == 1
         async with ledger_of(address, tls=True) as ledger:  # the machine does not trust the root certificate
             writing = asyncio.create_task(ledger.write(set_entity("a", b"1")))
             await until(lambda: "CERTIFICATE_VERIFY_FAILED" in str(ledger.last_error))
@@ -443,7 +445,7 @@ async def test_failing_token_function_is_retried(tmp_path: Path) -> None:
         return None
 
     async with serving(tmp_path) as served, ledger_of(address_of(served), token=token) as ledger:
-        assert written(await soon(ledger.write(set_entity("a", b"1")))).sequence == 1
+        assert expect_written(await soon(ledger.write(set_entity("a", b"1")))).sequence == 1
 
 
 async def test_watch_raises_closed_error_when_the_client_is_closed(served: Serving) -> None:
@@ -470,7 +472,7 @@ async def test_reads_return_entities_relationships_transactions_proofs_and_block
         unrelate("doc:1", "owner", "eve"),
         delete_entity("user:3"),
     )
-    first = written(await ledger.write(operations, key=UUID(int=5)))
+    first = expect_written(await ledger.write(operations, key=UUID(int=5)))
     assert first.tx_id is not None
     entity = await ledger.get_entity("user:1")
     assert entity is not None

@@ -1,4 +1,4 @@
-"""The documentation page and the example of the ledger client are correct."""
+"""Test the documentation page and the example of the ledger client."""
 
 import inspect
 import re
@@ -24,7 +24,7 @@ def test_example_recovers_after_it_is_killed(tmp_path: Path) -> None:
             assert "KEY_EXISTS" in output
 
 
-def test_programs_of_the_page_run(tmp_path: Path) -> None:
+def test_programs_on_the_page_run(tmp_path: Path) -> None:
     programs = programs_of(PAGE)
     assert len(programs) == 2
     with serving(tmp_path, grpc=True) as server:

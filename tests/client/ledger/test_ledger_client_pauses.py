@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.server_process import server_process
-from client.ledger.ledgers import UNREACHABLE_ADDRESS, address_of, ledger_of, written
+from client.ledger.ledgers import UNREACHABLE_ADDRESS, address_of, expect_written, ledger_of
 from deadlines import soon, until
 from oncelog import error_codes
 from oncelog.client.ledger import LedgerLimits, set_entity
@@ -17,20 +17,20 @@ from server.running_server import serving
 
 LONG_MS = 600_000
 LONG = LedgerLimits(pause_ms_min=LONG_MS, pause_ms_max=LONG_MS, reconnect_ms_max=1)
-"""Pauses longer than any test."""
+"""Pause that is longer than any test."""
 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Durations in seconds of all pauses, recorded when they start."""
+    """Durations of all pauses in seconds, recorded when a pause starts."""
     started: list[float] = []
     sleep = Backoff.sleep
 
-    async def recorded(self: Backoff, seconds: float) -> bool:
+    async def record_pause(self: Backoff, seconds: float) -> bool:
         started.append(seconds)
         return await sleep(self, seconds)
 
-    monkeypatch.setattr(Backoff, "sleep", recorded)
+    monkeypatch.setattr(Backoff, "sleep", record_pause)
     return started
 
 
@@ -39,7 +39,7 @@ async def first_pause_ms(pauses: list[float]) -> float:
     return 1000 * pauses[0]
 
 
-async def without_answer(*_: object) -> None:
+async def call_unreachable(*_: object) -> None:
     raise LostError("not known")
 
 
@@ -48,12 +48,12 @@ async def test_restarted_server_ends_the_pause_before_the_next_attempt(tmp_path:
         server_process(tmp_path, grpc=True) as server,
         ledger_of(server.rpc_address, limits=LONG) as ledger,
     ):
-        written(await soon(ledger.write(set_entity("a", b"1"))))
+        expect_written(await soon(ledger.write(set_entity("a", b"1"))))
         await asyncio.to_thread(server.kill)
         writing = asyncio.ensure_future(ledger.write(set_entity("b", b"1")))
         await first_pause_ms(pauses)
         await asyncio.to_thread(server.start)
-        assert written(await soon(writing)).sequence == 2
+        assert expect_written(await soon(writing)).sequence == 2
 
 
 async def test_pause_while_the_server_is_unreachable_is_bounded_by_reconnect_ms_max(pauses: list[float]) -> None:
@@ -78,7 +78,7 @@ async def test_reachable_server_without_an_answer_gets_the_whole_pause(
 ) -> None:
     async with serving(tmp_path) as served, ledger_of(address_of(served), limits=LONG) as ledger:
         await soon(ledger.client_state())
-        monkeypatch.setattr(LedgerTransport, "write", without_answer)
+        monkeypatch.setattr(LedgerTransport, "write", call_unreachable)
         writing = asyncio.ensure_future(ledger.write(set_entity("a", b"1")))
         assert await first_pause_ms(pauses) > LONG_MS / 3
         writing.cancel()
@@ -89,10 +89,10 @@ async def test_retry_after_of_an_unreachable_server_is_respected(
 ) -> None:
     """The server sends `retry_after` shortly before it stops."""
 
-    async def denied(*_: object, **__: object) -> None:
+    async def refuse_call(*_: object, **__: object) -> None:
         raise ServerRefusedError(error_codes.SERVER_BUSY, "about to stop", LONG_MS)
 
-    monkeypatch.setattr(LedgerTransport, "get_client_state", denied)
+    monkeypatch.setattr(LedgerTransport, "get_client_state", refuse_call)
     limits = LedgerLimits(pause_ms_min=1, pause_ms_max=1, reconnect_ms_max=1, retry_after_ms_max=LONG_MS)
     async with ledger_of(UNREACHABLE_ADDRESS, limits=limits) as ledger:
         writing = asyncio.ensure_future(ledger.write(set_entity("a", b"1")))

@@ -105,7 +105,7 @@ def test_at_most_in_flight_max_writes_are_in_flight() -> None:
     assert driver.send() == [(4, 4)]
 
 
-def test_gap_after_a_write_in_flight_is_sent_again_when_that_write_is_answered() -> None:
+def test_writes_refused_with_a_gap_are_sent_again_when_the_write_in_flight_is_answered() -> None:
     driver = ProtocolDriver().receive_state(0)
     driver.submit(3)
     driver.send()
@@ -116,7 +116,7 @@ def test_gap_after_a_write_in_flight_is_sent_again_when_that_write_is_answered()
     assert driver.send() == [(2, 2), (3, 3)]
 
 
-def test_gap_answered_after_the_preceding_commit_is_sent_again_immediately() -> None:
+def test_gap_answered_after_the_preceding_commit_is_resent_immediately() -> None:
     driver = ProtocolDriver().receive_state(0)
     driver.submit(2)
     driver.send()
@@ -142,7 +142,7 @@ def test_writes_after_a_failed_write_move_down_by_one_sequence(answer: WriteAnsw
     assert driver.send() == [(4, 3)]
 
 
-def test_later_writes_do_not_overtake_when_a_freed_sequence_is_taken() -> None:
+def test_later_writes_keep_their_order_when_a_freed_sequence_is_taken() -> None:
     """A late copy of the first write is committed. Later writes get gap answers before the write with its sequence."""
     driver = ProtocolDriver().receive_state(0)
     driver.submit(3)
@@ -156,7 +156,7 @@ def test_later_writes_do_not_overtake_when_a_freed_sequence_is_taken() -> None:
     assert driver.send() == [(2, 2), (3, 3)]
 
 
-def test_failed_condition_implies_that_earlier_writes_were_committed() -> None:
+def test_failed_condition_proves_that_earlier_writes_were_committed() -> None:
     driver = ProtocolDriver().receive_state(0)
     driver.submit(3)
     driver.send()
@@ -165,7 +165,7 @@ def test_failed_condition_implies_that_earlier_writes_were_committed() -> None:
     assert driver.sequences == [1, 2]  # the first write's sequence is confirmed implicitly
 
 
-def test_reused_key_implies_nothing_about_earlier_writes() -> None:
+def test_reused_key_proves_nothing_about_earlier_writes() -> None:
     driver = ProtocolDriver().receive_state(0)
     driver.submit(3)
     driver.send()
@@ -270,7 +270,7 @@ def test_writes_that_move_down_are_saved_shortly_before_they_are_sent() -> None:
 
 
 @pytest.mark.parametrize("server", [0, 3])
-def test_server_with_a_lower_last_sequence_is_reported_as_forgotten(server: int) -> None:
+def test_server_with_a_lower_last_sequence_has_forgotten_the_client(server: int) -> None:
     driver = ProtocolDriver(last=4, pending=(5, 6)).receive_state(server)
     assert driver.protocol.forgotten == ForgottenClient(4, server)
     assert driver.send() == []
@@ -297,7 +297,7 @@ def test_first_write_older_than_the_retention_is_reported_as_forgotten() -> None
     )
 
 
-def test_retry_after_the_retention_asks_for_the_client_state_first() -> None:
+def test_retry_after_the_retention_requests_the_client_state_first() -> None:
     driver = ProtocolDriver().receive_state(0)
     driver.submit()
     driver.send()
@@ -308,7 +308,7 @@ def test_retry_after_the_retention_asks_for_the_client_state_first() -> None:
     assert driver.receive_state(0).protocol.forgotten == ForgottenClient(0, 0)
 
 
-def test_unexpected_gap_asks_for_the_client_state() -> None:
+def test_unexpected_gap_makes_the_client_request_its_state() -> None:
     driver = ProtocolDriver().receive_state(4)
     driver.submit(2)
     driver.send()
@@ -441,7 +441,7 @@ def test_nothing_is_sent_until_a_withdrawal_is_saved() -> None:
 
 
 @pytest.mark.rule("LG-23")
-def test_withdrawn_write_that_may_be_committed_frees_its_sequence_slowly() -> None:
+def test_withdrawn_write_that_may_be_committed_frees_its_sequence_for_one_write_at_a_time() -> None:
     driver = ProtocolDriver().receive_state(0)
     driver.submit(3)
     driver.send()

@@ -16,10 +16,10 @@ from client.ledger.ledgers import (
     UNREACHABLE_ADDRESS,
     address_of,
     count_calls,
+    expect_written,
     keys_of,
     ledger_of,
     transactions_of,
-    written,
 )
 from databases import BOTH_STORES, log_at
 from deadlines import soon
@@ -40,7 +40,7 @@ from server.running_server import Serving, api_key, serving
 
 DAY_MS = 24 * 3600 * 1000
 KILLS_AFTER = (1, 7, 23, 2, 40, 11)
-"""How many writes each client reports before it is killed."""
+"""Number of writes that each client reports before it is killed."""
 
 
 # --- crashes
@@ -61,9 +61,9 @@ async def test_killed_client_recovers_its_pending_writes(tmp_path: Path, moment:
             later = await soon(ledger.write(set_entity("later", b"1")))
             recovered = await soon(ledger.recovered())
             assert [one.key for one in recovered] == [one.key for one in pending]
-            sequences = [written(one.outcome).sequence for one in recovered]
+            sequences = [expect_written(one.outcome).sequence for one in recovered]
             assert sequences == list(range(count - len(recovered) + 1, count + 1))
-            assert written(later).sequence == count + 1
+            assert expect_written(later).sequence == count + 1
             assert await keys_of(ledger) == [*(f"entity:{number}" for number in range(count)), "later"]
             assert len([one async for one in transactions_of(ledger)]) == count + 1
         async with ledger_of(address, path) as ledger:
@@ -120,7 +120,7 @@ async def test_writes_continue_after_the_server_is_killed_and_restarted(tmp_path
         await asyncio.to_thread(server.kill)
         await asyncio.to_thread(server.start)
         await soon(writing)
-        assert [written(one).sequence for one in outcomes] == list(range(1, 121))
+        assert [expect_written(one).sequence for one in outcomes] == list(range(1, 121))
         assert await keys_of(ledger) == [f"{number:03}" for number in range(120)]
 
 
@@ -133,7 +133,7 @@ async def test_lost_requests_and_answers_do_not_change_the_outcomes(
     chance = Random(seed)
     call = LedgerTransport.call
 
-    async def losing(self: LedgerTransport, method: str, request: Any, **options: Any) -> Any:
+    async def lose_calls(self: LedgerTransport, method: str, request: Any, **options: Any) -> Any:
         if options and chance.random() < 0.1:
             raise LostError("the request was lost")
         answer = await call(self, method, request, **options)
@@ -141,7 +141,7 @@ async def test_lost_requests_and_answers_do_not_change_the_outcomes(
             raise LostError("the answer was lost")
         return answer
 
-    monkeypatch.setattr(LedgerTransport, "call", losing)
+    monkeypatch.setattr(LedgerTransport, "call", lose_calls)
     names, outcomes = [f"{number:03}" for number in range(100)], list[Any]()
     refused = {name for name in names if chance.random() < 0.1}
     async with serving(tmp_path) as served:
@@ -160,13 +160,13 @@ async def test_client_without_read_rights_accepts_unverified_replays(tmp_path: P
     async with serving(tmp_path, api_keys=True) as served:
         token = api_key(served, "billing-1", write=["ledger/acme"]).text
         async with ledger_of(address_of(served), token=token) as ledger:
-            first = written(await ledger.write(set_entity("a", b"1"), key=UUID(int=1)))
+            first = expect_written(await ledger.write(set_entity("a", b"1"), key=UUID(int=1)))
             assert first.version == 1
     async with (
         serving(tmp_path, api_keys=True) as served,
         ledger_of(address_of(served), token=token) as ledger,
     ):
-        again = written(await ledger.write(set_entity("a", b"1"), key=UUID(int=1)))
+        again = expect_written(await ledger.write(set_entity("a", b"1"), key=UUID(int=1)))
         assert again == Written(first.tx_id, 1, None, first.height, None, is_replay=True)
 
 
@@ -174,13 +174,13 @@ async def test_client_without_read_rights_accepts_unverified_replays(tmp_path: P
 @pytest.mark.rule("LG-11")
 async def test_replayed_answer_after_a_server_restart_is_complete(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, ledger_of(address_of(served)) as ledger:
-        first = written(await ledger.write(set_entity("a", b"1"), key=UUID(int=1)))
+        first = expect_written(await ledger.write(set_entity("a", b"1"), key=UUID(int=1)))
     async with serving(tmp_path) as served, ledger_of(address_of(served)) as ledger:
-        again = written(await ledger.write(set_entity("a", b"1"), key=UUID(int=1)))
+        again = expect_written(await ledger.write(set_entity("a", b"1"), key=UUID(int=1)))
         assert again == Written(first.tx_id, 1, first.version, first.height, first.timestamp_ms, is_replay=True)
-        assert written(await ledger.write(set_entity("b", b"1"))).sequence == 2
+        assert expect_written(await ledger.write(set_entity("b", b"1"))).sequence == 2
     async with serving(tmp_path) as served, ledger_of(address_of(served), verify=False) as ledger:
-        believed = written(await ledger.write(set_entity("a", b"1"), key=UUID(int=1)))
+        believed = expect_written(await ledger.write(set_entity("a", b"1"), key=UUID(int=1)))
         assert believed == Written(first.tx_id, 1, None, first.height, None, is_replay=True)
 
 
@@ -195,7 +195,7 @@ async def test_new_store_continues_after_the_last_sequence_of_the_server(served:
             for key in ("a", "b"):
                 await ledger.write(set_entity(f"{name}:{key}", b"1"))
     async with ledger_of(address_of(served), tmp_path / "one.db") as ledger:  # a store with an older state
-        assert written(await ledger.write(set_entity("c", b"1"))).sequence == 5
+        assert expect_written(await ledger.write(set_entity("c", b"1"))).sequence == 5
 
 
 @BOTH_STORES
@@ -205,7 +205,7 @@ async def test_new_store_continues_after_the_last_sequence_of_the_server(served:
 async def test_pending_write_with_a_taken_sequence_is_sent_again_under_its_key(
     served: Serving, tmp_path: Path, value: bytes
 ) -> None:
-    """Under the taken sequence, the server would treat equal content as a retry and lose the pending write."""
+    """If the client reused that sequence for equal content, the server would treat the pending write as a retry."""
     path = tmp_path / "client.db"
     async with ledger_of(UNREACHABLE_ADDRESS, path) as ledger:
         for number in (1, 2):
@@ -215,7 +215,7 @@ async def test_pending_write_with_a_taken_sequence_is_sent_again_under_its_key(
         await other.write(set_entity("a", value))
     async with ledger_of(address_of(served), path) as ledger:
         recovered = await soon(ledger.recovered())
-        assert [(one.key.int, written(one.outcome).sequence) for one in recovered] == [(1, 2), (2, 3)]
+        assert [(one.key.int, expect_written(one.outcome).sequence) for one in recovered] == [(1, 2), (2, 3)]
         assert [one.key[-1] async for one in transactions_of(ledger)][1:] == [1, 2]
 
 
@@ -225,7 +225,9 @@ async def test_pending_write_with_a_taken_sequence_is_sent_again_under_its_key(
 async def test_pending_write_is_sent_again_if_its_sequence_was_taken_before_an_eviction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: bytes
 ) -> None:
-    """The sequence entry is evicted, but the stored record refuses different content (SEQUENCE_REUSED)."""
+    """The sequence entry is evicted, but the server still refuses different content because of the stored record
+    (SEQUENCE_REUSED).
+    """
     path, clock = tmp_path / "client.db", ManualClock()
     async with oncelog.open(log_at(tmp_path / "events.db"), settings=oncelog.Settings(eviction_interval=1)):
         pass
@@ -241,13 +243,13 @@ async def test_pending_write_is_sent_again_if_its_sequence_was_taken_before_an_e
         sent = count_calls(monkeypatch)
         async with ledger_of(address_of(served), path) as ledger:
             recovered = await soon(ledger.recovered())
-            assert [(one.key.int, written(one.outcome).sequence) for one in recovered] == [(1, 3), (2, 4)]
+            assert [(one.key.int, expect_written(one.outcome).sequence) for one in recovered] == [(1, 3), (2, 4)]
             assert sent[0] == 1, "the write is first sent under its old sequence"
-            assert written(await soon(ledger.write(set_entity("c", b"1"), key=UUID(int=3)))).sequence == 5
+            assert expect_written(await soon(ledger.write(set_entity("c", b"1"), key=UUID(int=3)))).sequence == 5
             assert [one.key[-1] async for one in transactions_of(ledger)][2:] == [1, 2, 3]
         async with ledger_of(address_of(served), path) as ledger:
             assert await soon(ledger.recovered()) == []
-            assert written(await soon(ledger.write(set_entity("d", b"1")))).sequence == 6
+            assert expect_written(await soon(ledger.write(set_entity("d", b"1")))).sequence == 6
 
 
 @BOTH_STORES
@@ -280,8 +282,8 @@ async def test_evicted_client_sends_pending_writes_only_after_resume(tmp_path: P
             outcomes = await soon(ledger.resume(resend=resend))
             chosen = {True: [1, 2, 3], False: []}.get(resend, [2]) if isinstance(resend, bool) else [2]
             assert [one.key.int for one in outcomes] == chosen
-            assert [written(one.outcome).sequence for one in outcomes] == list(range(1, len(chosen) + 1))
-            assert written(await ledger.write(set_entity("b", b"1"))).sequence == len(chosen) + 1
+            assert [expect_written(one.outcome).sequence for one in outcomes] == list(range(1, len(chosen) + 1))
+            assert expect_written(await ledger.write(set_entity("b", b"1"))).sequence == len(chosen) + 1
             assert await keys_of(ledger) == ["a", "other", *(f"p{number}" for number in chosen), "b"]
             recovered = await ledger.recovered()
             assert [one.outcome is None for one in recovered] == [number not in chosen for number in (1, 2, 3)]
@@ -304,12 +306,12 @@ async def test_client_evicted_while_open_resumes_with_a_new_sequence(tmp_path: P
         async with ledger_of(address_of(served), client_id="other") as other:
             await other.write(set_entity("other", b"1"))
         if is_idle:
-            assert written(await ledger.write(set_entity("c", b"1"))).sequence == 1
+            assert expect_written(await ledger.write(set_entity("c", b"1"))).sequence == 1
         else:
             with pytest.raises(ForgottenError):
                 await ledger.write(set_entity("c", b"1"), key=UUID(int=1))
             (outcome,) = await soon(ledger.resume(resend=True))
-            assert (outcome.key.int, written(outcome.outcome).sequence) == (1, 1)
+            assert (outcome.key.int, expect_written(outcome.outcome).sequence) == (1, 1)
         assert await ledger.resume(resend=True) == []
         assert await keys_of(ledger) == ["a", "b", "other", "c"]
 
@@ -328,4 +330,4 @@ async def test_server_restored_from_a_backup_raises_forgotten_error(tmp_path: Pa
             await soon(ledger.recovered())
         assert (caught.value.last_sequence, caught.value.server_sequence) == (3, 1)
         assert await ledger.resume(resend=True) == []
-        assert written(await ledger.write(set_entity("d", b"1"))).sequence == 2
+        assert expect_written(await ledger.write(set_entity("d", b"1"))).sequence == 2

@@ -47,7 +47,7 @@ class World:
         """Keys of writes that were lost before they were saved."""
         self.outcomes: dict[bytes, Outcome | Exception | None] = {}
         self.doubtful: set[bytes] = set()
-        """Keys of writes with copies in flight, which may commit after a different outcome was reported."""
+        """Keys of writes with copies in flight. Such a copy may commit after a different outcome was reported."""
         self.withdrawn: dict[bytes, bool] = {}
         """Withdrawn writes by key. True if the protocol reported that the write is certainly not committed."""
         self.in_flight: list[tuple[WriteCall, SentWrite]] = []
@@ -81,7 +81,7 @@ class World:
             return
         for _ in range(self.chance.randint(1, 4)):
             key = (len(self.submitted) + 1).to_bytes(16, "big")
-            # Many writes have the same content, and must remain separate writes even under one sequence.
+            # Many writes have the same content. They must remain separate writes even under one sequence.
             name = self.chance.choice(("a", "a", key.hex()))
             operations = operations_of(name, is_conditional=self.chance.random() < 0.25)
             self.submitted.append(key)
@@ -174,7 +174,7 @@ class World:
             self.file.save(self.saving)
             self.unsaved -= {one.entry.key for one in self.saving.entries}
             for settled in self.saving.settled:
-                self.outcomes.setdefault(settled.entry.key, settled.outcome)  # the caller crashes too
+                self.outcomes.setdefault(settled.entry.key, settled.outcome)  # The caller crashes as well.
         for _, write in self.in_flight:
             self.orphan(write)
         self.in_flight, self.answers, self.saving, self.state_request = [], [], None, None
@@ -240,7 +240,7 @@ class World:
         """Return a random index, most often 0."""
         return 0 if self.chance.random() < 0.6 else self.chance.randrange(len(several))
 
-    # --- the end
+    # --- final checks
 
     def finish(self) -> None:
         self.weights = [0] * len(self.actions)

@@ -1,4 +1,4 @@
-"""The ledger client's store: durability, and files that are refused."""
+"""The ledger client's store: durability, and files that it refuses to open."""
 
 import asyncio
 import sqlite3
@@ -33,7 +33,7 @@ def entry(number: int, sequence: int) -> QueuedWrite:
     return made
 
 
-def opened(path: Path) -> LedgerStore:
+def open_store(path: Path) -> LedgerStore:
     store = LedgerStore(str(path))
     store.open("billing-1")
     return store
@@ -41,7 +41,7 @@ def opened(path: Path) -> LedgerStore:
 
 @pytest.mark.rule("LG-19")
 def test_saved_writes_are_loaded_when_the_store_is_reopened(tmp_path: Path) -> None:
-    store = opened(tmp_path / "client.db")
+    store = open_store(tmp_path / "client.db")
     scope = store.load_scope("acme", "main")
     assert (scope.state, scope.pending) == (ScopeState(), [])
     first, second = entry(1, 5), entry(2, 6)
@@ -67,29 +67,29 @@ def test_store_is_opened_by_one_client_at_a_time(tmp_path: Path) -> None:
         (tmp_path / "link.db").symlink_to(path)
         for name in ("client.db", "link.db"):
             with pytest.raises(StoreInUseError, match="each needs its own file"):
-                opened(tmp_path / name)
-    store = opened(path)
+                open_store(tmp_path / name)
+    store = open_store(path)
     with pytest.raises(StoreInUseError):
-        opened(path)
+        open_store(path)
     store.close()
-    opened(path).close()
+    open_store(path).close()
 
 
 def test_store_of_a_different_client_id_is_refused(tmp_path: Path) -> None:
-    opened(tmp_path / "client.db").close()
+    open_store(tmp_path / "client.db").close()
     with pytest.raises(SettingsError, match="belongs to the client 'billing-1', not to 'other'"):
         LedgerStore(str(tmp_path / "client.db")).open("other")
 
 
 @pytest.mark.parametrize("statement", ["CREATE TABLE mine (a)", "PRAGMA application_id = 7", "PRAGMA user_version = 1"])
-def test_database_of_a_different_application_is_refused_unchanged(tmp_path: Path, statement: str) -> None:
+def test_database_of_a_different_application_is_refused_and_left_unchanged(tmp_path: Path, statement: str) -> None:
     path = tmp_path / "mine.db"
     with sqlite3.connect(path) as connection:
         connection.execute(statement)
     connection.close()
     before = path.read_bytes()
     with pytest.raises(NotALogError, match="not a ledger client file"):
-        opened(path)
+        open_store(path)
     assert path.read_bytes() == before
     assert not Path(f"{path}-wal").exists()
 
@@ -98,19 +98,19 @@ def test_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "text.db"
     path.write_text("hello" * 1000)
     with pytest.raises(NotALogError):
-        opened(path)
+        open_store(path)
     with pytest.raises(StoreUnavailableError):
-        opened(tmp_path / "nowhere" / "client.db")
+        open_store(tmp_path / "nowhere" / "client.db")
 
 
 def test_newer_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
-    opened(path).close()
+    open_store(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 3")
     connection.close()
     with pytest.raises(NewerSchemaError):
-        opened(path)
+        open_store(path)
 
 
 VERSION_1 = """
@@ -128,7 +128,7 @@ PRAGMA user_version = 1;
 
 
 @pytest.mark.rule("LG-19")
-def test_store_of_schema_1_is_migrated_with_cautious_sequences(tmp_path: Path) -> None:
+def test_store_of_schema_1_is_migrated_with_safe_assumptions_about_sequences(tmp_path: Path) -> None:
     path, made = tmp_path / "client.db", entry(1, 9)
     connection = sqlite3.connect(path)
     connection.executescript(VERSION_1)
@@ -137,7 +137,7 @@ def test_store_of_schema_1_is_migrated_with_cautious_sequences(tmp_path: Path) -
     connection.commit()
     connection.close()
     for _ in range(2):  # the second opening migrates nothing
-        store = opened(path)
+        store = open_store(path)
         scope, other = store.load_scope("acme", ""), store.load_scope("acme", "main")
         store.close()
         (found,) = scope.pending
@@ -147,7 +147,7 @@ def test_store_of_schema_1_is_migrated_with_cautious_sequences(tmp_path: Path) -
 
 
 def test_damaged_row_raises_corrupt_error(tmp_path: Path) -> None:
-    store = opened(tmp_path / "client.db")
+    store = open_store(tmp_path / "client.db")
     scope = store.load_scope("acme", "")
     broken = entry(1, 1)
     broken.body = b"{}"
@@ -159,7 +159,7 @@ def test_damaged_row_raises_corrupt_error(tmp_path: Path) -> None:
 
 def test_removed_store_file_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
-    store = opened(path)
+    store = open_store(path)
     scope = store.load_scope("acme", "")
     path.unlink()
     with pytest.raises(StoreUnavailableError, match="was removed or replaced"):
@@ -171,7 +171,7 @@ def test_removed_store_file_is_not_written(tmp_path: Path) -> None:
 
 @pytest.mark.rule("LG-19")
 def test_only_changes_that_must_be_durable_are_synced(tmp_path: Path) -> None:
-    store = opened(tmp_path / "client.db")
+    store = open_store(tmp_path / "client.db")
     scope = store.load_scope("acme", "")
     modes = []
     for changes in (

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from client.ledger.ledgers import UNREACHABLE_ADDRESS, address_of, keys_of, ledger_of, written
+from client.ledger.ledgers import UNREACHABLE_ADDRESS, address_of, expect_written, keys_of, ledger_of
 from databases import BOTH_STORES
 from deadlines import soon, turns, until
 from oncelog.client.ledger import BlockingLedgerClient, set_entity
@@ -20,7 +20,7 @@ KEY = UUID(int=17)
 @BOTH_STORES
 @pytest.mark.rule("LG-23")
 async def test_withdrawn_write_does_not_block_later_writes(tmp_path: Path) -> None:
-    """A different write took the sequence, so the client cannot tell whether the refused write was committed."""
+    """The client cannot tell whether the refused write was committed, because a different write took the sequence."""
     path = tmp_path / "client.db"
     async with ledger_of(UNREACHABLE_ADDRESS, path) as ledger:
         with pytest.raises(TimeoutError):
@@ -28,7 +28,7 @@ async def test_withdrawn_write_does_not_block_later_writes(tmp_path: Path) -> No
     async with serving(tmp_path, entity_value_bytes_max=50) as served:
         address = address_of(served)
         async with ledger_of(address) as other:
-            assert written(await soon(other.write(set_entity("a", b"1")))).sequence == 1
+            assert expect_written(await soon(other.write(set_entity("a", b"1")))).sequence == 1
         async with ledger_of(address, path) as ledger:
             with pytest.raises(ServerRefusedError, match="must have at most 50 bytes"):
                 await soon(ledger.recovered())
@@ -36,7 +36,7 @@ async def test_withdrawn_write_does_not_block_later_writes(tmp_path: Path) -> No
             await turns()
             assert [one.key == KEY for one in await ledger.pending()] == [True, False]
             assert await soon(ledger.withdraw(KEY)) is False
-            assert written(await soon(later)).sequence == 2
+            assert expect_written(await soon(later)).sequence == 2
             (recovered,) = await soon(ledger.recovered())
             assert (recovered.key, recovered.outcome) == (KEY, None)
             assert await keys_of(ledger) == ["a", "b"]

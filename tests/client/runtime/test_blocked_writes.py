@@ -9,8 +9,8 @@ import pytest
 
 from client.chat import chat_clients
 from client.events import event_clients
-from client.events.event_clients import counted
-from client.ledger.ledgers import address_of, keys_of, ledger_of, written
+from client.events.event_clients import numbered_draft
+from client.ledger.ledgers import address_of, expect_written, keys_of, ledger_of
 from databases import BOTH_STORES
 from deadlines import soon, until
 from oncelog.client import Committed, ConnectionState, Status
@@ -49,13 +49,13 @@ async def test_exceeded_quota_is_reported_until_it_is_raised_and_writes_keep_the
     async with serving(tmp_path) as served, event_clients.client_of(served.url, partitions=()) as client:
         log = served.server.log
         await log.set_tenants([Tenant("acme", records_max=1)])
-        assert isinstance(await soon((await client.submit(counted(1), ["acme/a"])).outcome()), Committed)
+        assert isinstance(await soon((await client.submit(numbered_draft(1), ["acme/a"])).outcome()), Committed)
         assert client.status().last_error is None
         seen: list[Status] = []
         client.on_status(seen.append)
-        full = await client.submit(counted(2), ["acme/a"])
+        full = await client.submit(numbered_draft(2), ["acme/a"])
         await until(lambda: bool(seen) and seen[-1].last_error is not None)
-        behind = await client.submit(counted(3), ["elsewhere"])
+        behind = await client.submit(numbered_draft(3), ["elsewhere"])
         await wait_for_refusals(served, "events", "websocket", "quota_exceeded")
         status = client.status()
         assert (status.state, status.pending) == (ConnectionState.LIVE, 2)
@@ -74,7 +74,7 @@ async def test_exceeded_quota_is_reported_until_it_is_raised_and_writes_keep_the
 async def test_read_only_server_is_reported(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, event_clients.client_of(served.url, partitions=()) as client:
         served.server.log.set_read_only()
-        pending = await client.submit(counted(1), ["a"])
+        pending = await client.submit(numbered_draft(1), ["a"])
         await until(lambda: str(client.status().last_error).startswith("read_only: new writes are refused"))
         served.server.log.set_read_only(False)
         await soon(pending.outcome())
@@ -82,14 +82,14 @@ async def test_read_only_server_is_reported(tmp_path: Path) -> None:
 
 
 async def test_rate_limit_is_reported_on_an_open_connection(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    clock = ManualClock()  # a stopped clock: the rate window never ends
+    clock = ManualClock()  # With a stopped clock, the rate window never ends.
     async with serving(tmp_path, clock=clock) as served, event_clients.client_of(served.url, partitions=()) as client:
         log = served.server.log
         await log.set_tenants([Tenant("acme", new_writes_per_second_max=1)])
-        await soon((await client.submit(counted(1), ["acme"])).outcome())
+        await soon((await client.submit(numbered_draft(1), ["acme"])).outcome())
         seen: list[Status] = []
         client.on_status(seen.append)
-        pending = await client.submit(counted(2), ["acme"])
+        pending = await client.submit(numbered_draft(2), ["acme"])
         await wait_for_refusals(served, "events", "websocket", "rate_limited")
         await log.set_tenants([])
         await soon(pending.outcome())
@@ -118,7 +118,7 @@ async def test_exceeded_quota_of_a_chat_blocks_only_that_chat(tmp_path: Path, ca
         assert ann.status().last_error == status.last_error
         assert [one.result for one in pending] == [None, None]
         await log.set_tenants([])
-        assert [chat_clients.expect_sent(await soon(one.outcome())).sequence for one in pending] == [2, 3]
+        assert [chat_clients.expect_committed(await soon(one.outcome())).sequence for one in pending] == [2, 3]
         assert ann.status().last_error is None
     assert count_lines(caplog, logging.WARNING, "temporarily refused in full: QUOTA_EXCEEDED") == 1
     assert count_lines(caplog, logging.INFO, "writes are accepted again in full") == 1
@@ -131,7 +131,7 @@ async def test_exceeded_quota_of_a_ledger_is_reported_despite_gap_answers(
     async with serving(tmp_path) as served, ledger_of(address_of(served)) as ledger:
         log = served.server.log
         await log.set_tenants([Tenant("ledger/acme", records_max=1)])
-        written(await soon(ledger.write(SetEntity("k1", b"v"))))
+        expect_written(await soon(ledger.write(SetEntity("k1", b"v"))))
         assert ledger.last_error is None
         writes = [asyncio.ensure_future(ledger.write(SetEntity(f"k{number}", b"v"))) for number in (2, 3)]
         await until(lambda: ledger.last_error is not None)
@@ -140,14 +140,14 @@ async def test_exceeded_quota_of_a_ledger_is_reported_despite_gap_answers(
         assert not any(one.done() for one in writes)
         await log.set_tenants([])
         for one in writes:
-            written(await soon(one))
+            expect_written(await soon(one))
         assert ledger.last_error is None
         assert await keys_of(ledger) == ["k1", "k2", "k3"]
     assert count_lines(caplog, logging.WARNING, "no answer; the write is sent again: quota_exceeded") == 1
     assert count_lines(caplog, logging.INFO, "the server answers again") == 1
 
 
-def test_last_error_of_the_queues_still_blocked_is_reported() -> None:
+def test_last_error_of_the_queues_that_are_still_blocked_is_reported() -> None:
     hold_ups = BlockedWrites(logging.getLogger("oncelog.client"))
     shown = [hold_ups.last_error]
     for code, queue in (("", "a"), ("BUSY", "a"), ("READ_ONLY", "b"), ("RATE_LIMITED", "a"), ("", "a"), ("", "b")):

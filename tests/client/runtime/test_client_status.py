@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from client.events import event_clients
-from client.ledger.ledgers import UNREACHABLE_ADDRESS, address_of, ledger_of, written
+from client.ledger.ledgers import UNREACHABLE_ADDRESS, address_of, expect_written, ledger_of
 from deadlines import soon, until
 from oncelog.client import Client, ConnectionState, chat, deltas, ledger
 from oncelog.client.ledger import set_entity
@@ -34,7 +34,7 @@ async def test_events_client_waits_for_a_status(tmp_path: Path) -> None:
         await client.until_status(lambda _: True)
 
 
-async def test_client_that_was_not_opened_is_closed() -> None:
+async def test_client_that_was_never_opened_is_closed() -> None:
     client: Client = event_clients.client_of(event_clients.UNREACHABLE_URL)
     assert client.status().state is ConnectionState.CLOSED
     assert ledger_of(UNREACHABLE_ADDRESS).status().state is ConnectionState.CLOSED
@@ -79,12 +79,12 @@ async def test_write_whose_save_outlasts_the_close_remains_pending(
         assert len(await client.pending()) == 1
 
 
-async def test_ledger_client_waits_until_its_writes_are_settled_and_ends_pauses_on_request(tmp_path: Path) -> None:
+async def test_ledger_client_waits_for_its_writes_and_ends_pauses_on_request(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, ledger_of(address_of(served)) as client:
         client.reconnect_now()  # no effect without a pause
         writing = asyncio.ensure_future(client.write(set_entity("a", b"1")))
         await soon(client.until_settled())
-        written(await soon(writing))
+        expect_written(await soon(writing))
         await soon(client.until_live())
         client.reconnect_now()
     with pytest.raises(ClosedError):
@@ -95,6 +95,6 @@ async def test_ledger_client_waits_until_its_writes_are_settled_and_ends_pauses_
 
 async def test_ledger_scope_is_live_while_its_writes_are_answered(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, ledger_of(address_of(served)) as client:
-        written(await soon(client.write(set_entity("a", b"1"))))
+        expect_written(await soon(client.write(set_entity("a", b"1"))))
         status = client.status()
         assert (status.state, status.pending, status.last_error) == (ConnectionState.LIVE, 0, None)

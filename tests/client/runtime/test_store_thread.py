@@ -23,7 +23,7 @@ async def test_cancelled_close_still_closes_the_store() -> None:
     with ThreadPoolExecutor(1) as thread:
         thread.submit(release.wait)
         closing = asyncio.create_task(close_store_thread(thread, closed.set))
-        await asyncio.sleep(0)  # lets the task start waiting
+        await asyncio.sleep(0)  # Let the task start waiting.
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing

@@ -123,7 +123,7 @@ def test_cursor_changes_the_lane_head_and_writes_no_record(scope: str) -> None:
 
 
 @pytest.mark.rule("CO-42")
-def test_read_set_of_a_cursor() -> None:
+def test_read_set_of_a_cursor_contains_its_consumer_and_stream() -> None:
     batch = [Request((SetCursor("a", 1), SetCursor("b", None)))]
     assert build_read_set(batch, Settings()) == ReadSet(lanes={0}, consumers={("", "a"), ("", "b")})
     batch = [Request((SetCursor("a", 1, "s"),))]

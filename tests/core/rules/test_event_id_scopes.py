@@ -70,7 +70,7 @@ def test_retry_by_any_server_is_replayed_after_every_switch(order: tuple[str, ..
                 assert assert_replayed(log.submit_by(server, known, partitions)).receipt == receipt
 
 
-def test_refusal_contains_the_expected_scope() -> None:
+def test_refusal_states_the_expected_scope() -> None:
     log = SwitchedLog()
     log.switch_on("a")
     late = assert_refused(log.submit(event(1, partitions=("a/x",))), Reason.WRONG_SCOPE)
@@ -88,7 +88,7 @@ def test_scopes_of_projects_are_not_checked() -> None:
 
 
 @pytest.mark.rule("CO-30")
-def test_writes_with_many_long_partitions_do_not_fill_the_memory() -> None:
+def test_writes_with_many_long_partitions_use_little_memory() -> None:
     tenants = Tenants([Tenant("a", own_ids=True)])
     long = "\U0001f600" * (PARTITION_CHARACTERS_MAX - 10)
     tracemalloc.start()

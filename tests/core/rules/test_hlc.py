@@ -65,7 +65,7 @@ Parts = tuple[int, int]
 
 
 def model_of_now(last: Parts, wall: int) -> Parts:
-    """The algorithm from the paper, with separate wall time and counter, and with the carry that DE-8 adds."""
+    """The algorithm of the HLC paper, with separate wall time and counter, and with the carry that DE-8 adds."""
     newest = max(last[0], wall)
     return apply_carry(newest, last[1] + 1 if newest == last[0] else 0)
 
@@ -112,7 +112,7 @@ def test_packed_hlc_equals_the_algorithm_of_the_paper(
         pytest.param(0, 0, 1, id="the first reading"),
     ],
 )
-def test_local_tick_examples(last: int, wall: int, taken: int) -> None:
+def test_local_tick_follows_wall_clock_counter_and_carry(last: int, wall: int, taken: int) -> None:
     assert tick(last, wall) == taken
 
 
@@ -128,7 +128,7 @@ def test_local_tick_examples(last: int, wall: int, taken: int) -> None:
         pytest.param(reading(9, COUNTER_MAX), reading(7), 8, reading(10), id="the local counter carries"),
     ],
 )
-def test_remote_tick_examples(last: int, remote: int, wall: int, taken: int) -> None:
+def test_remote_tick_follows_the_highest_clock(last: int, remote: int, wall: int, taken: int) -> None:
     assert receive(last, remote, wall) == taken
 
 

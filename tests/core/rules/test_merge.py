@@ -97,7 +97,7 @@ def test_merge_of_long_histories_does_not_depend_on_order(both: tuple[list[RowDe
 
 @pytest.mark.rule("DE-7")
 @given(histories(12))
-def test_merged_row_equals_the_rule(history: list[RowDelta]) -> None:
+def test_merged_row_follows_the_rule(history: list[RowDelta]) -> None:
     row, expected = merge_all(history), model_row(history)
     assert row.exists == (expected is not None)
     assert row.values == (expected or {})
@@ -410,7 +410,7 @@ def test_most_vectors_can_be_extracted() -> None:
         ),
     ],
 )
-def test_extracted_delta_example(
+def test_extracted_delta_matches_the_example(
     before: dict[str, Any] | None, after: dict[str, Any] | None, op: Op, columns: tuple[tuple[str, bytes], ...]
 ) -> None:
     delta = extract_delta(before, after)

@@ -48,12 +48,10 @@ def prefixes(tenants: Sequence[Tenant]) -> list[str]:
         ("", (), []),
     ],
 )
-def test_tenant_covers_its_name_and_everything_below(
-    stream: str, partitions: tuple[str, ...], found: list[str]
-) -> None:
+def test_tenant_covers_its_name_and_all_names_below(stream: str, partitions: tuple[str, ...], found: list[str]) -> None:
     tenants = Tenants([Tenant(name) for name in ("ledger", "ledger/acme", "orders/1", "orders/1/2")])
     assert prefixes(tenants.list_for(stream, partitions)) == found
-    assert prefixes(tenants.list_for(stream, partitions)) == found, "also when cached"
+    assert prefixes(tenants.list_for(stream, partitions)) == found, "the cached answer is the same"
 
 
 @given(st.lists(st.sampled_from(NAMES[:5] + NAMES[6:]), unique=True), st.lists(st.sampled_from(NAMES)))
@@ -167,7 +165,7 @@ def test_request_above_the_item_limit_is_refused() -> None:
     assert_committed(log.submit_request(*without)[-1])
 
 
-def test_clock_set_back_does_not_block_a_tenant() -> None:
+def test_setting_the_clock_back_does_not_block_a_tenant() -> None:
     log = log_with(Tenant("t", new_writes_per_second_max=1))
     assert_committed(log(event(1, partitions=("t",))))
     assert_refused(log(event(2, partitions=("t",))), Reason.RATE_LIMITED)

@@ -1,4 +1,4 @@
-"""Rates: how many new writes an actor may make. test_plan_model.py generates histories with them."""
+"""Rates limit the new writes of an actor. test_plan_model.py generates histories with rates."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -210,7 +210,7 @@ def test_refused_request_costs_nothing() -> None:
     assert_committed(log(build_rated_event(2)))
 
 
-def test_request_above_the_rate_is_partly_accepted() -> None:
+def test_request_above_the_rate_is_accepted_in_part() -> None:
     log = Log()
     verdicts = log.submit_request(*[build_rated_event(number) for number in range(1, 6)])
     assert [type(one).__name__ for one in verdicts] == ["Committed"] * 2 + ["Refused"] * 3

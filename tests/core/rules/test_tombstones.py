@@ -1,4 +1,4 @@
-"""Which tombstones are dropped, and that no order of arrival then restores a row or makes replicas differ (DE-13)."""
+"""Dropping tombstones (DE-13): in any order of deltas and drops, no deleted row is restored and all replicas agree."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -100,11 +100,11 @@ def gateway() -> Gateway:
     return Gateway()
 
 
-# --- which tombstones are dropped ----------------------------------------------------------------------
+# --- tombstones that are dropped -----------------------------------------------------------------------
 
 
 @pytest.mark.rule("DE-13")
-def test_tombstone_is_dropped_when_its_delete_is_as_old_as_the_age(gateway: Gateway) -> None:
+def test_tombstone_is_dropped_when_its_delete_reaches_the_minimum_age(gateway: Gateway) -> None:
     gateway.push(change(5, a=1), delete(6), change(7, "s", a=1))
     gateway.now_ms += 99
     assert gateway.drop(age_ms=100) == UNCHANGED
@@ -187,7 +187,7 @@ def test_malformed_drop_request_is_refused(gateway: Gateway, item: DropTombstone
 
 
 @pytest.mark.rule("DE-13", "CO-18")
-def test_validation_gets_the_delta_of_the_client_that_loses_to_the_horizon(gateway: Gateway) -> None:
+def test_validation_gets_the_client_delta_that_loses_to_the_horizon(gateway: Gateway) -> None:
     gateway.push(delete(5))
     gateway.drop()
     late = delta(GATEWAY, change(4, a=1))
@@ -202,7 +202,7 @@ def test_validation_gets_the_delta_of_the_client_that_loses_to_the_horizon(gatew
     assert (verdict.reason, verdict.message) == (Reason.INVALID, "a must not be 1")
     assert seen == [late.body]
     assert isinstance(gateway(late), Committed)
-    assert gateway.delivered[-1] == build_horizon_delete(6, "t", "r"), "stored as before"
+    assert gateway.delivered[-1] == build_horizon_delete(6, "t", "r"), "readers get the DELETE, as without validation"
 
 
 @pytest.mark.rule("DE-13", "DE-7", "DE-4")
@@ -244,7 +244,7 @@ def test_newer_delta_restores_a_dropped_row_without_its_older_columns(gateway: G
 
 
 @pytest.mark.rule("DE-13", "DE-7")
-def test_delta_at_the_horizon_is_ordered_by_client(gateway: Gateway) -> None:
+def test_delta_with_the_hlc_of_the_horizon_is_ordered_by_client(gateway: Gateway) -> None:
     gateway.push(delete(6))
     gateway.drop()
     gateway.push(change(7, a=1, client="a"))

@@ -25,13 +25,13 @@ CLAIMS: Final[Mapping[str, Any]] = {"sub": "ada", "exp": NOW_S + 3600, "grants":
 ALGORITHMS: Final = ("HS256", "RS256", "ES256", "EdDSA")
 
 
-def key_of(algorithm: str, number: int = 0) -> Key:
+def make_key(algorithm: str, number: int = 0) -> Key:
     """Return a key for the algorithm. Each number has a separate key."""
-    return _key_of(algorithm, number)
+    return _make_key(algorithm, number)
 
 
 @cache
-def _key_of(algorithm: str, number: int) -> Key:
+def _make_key(algorithm: str, number: int) -> Key:
     match algorithm:
         case "HS256":
             return OctKey.import_key(SECRET + b"%d" % number)
@@ -44,7 +44,7 @@ def _key_of(algorithm: str, number: int) -> Key:
 
 
 class SetClock:
-    """A clock that shows the time that a test sets."""
+    """Clock whose time a test sets."""
 
     def __init__(self, now_ms: int = NOW_MS) -> None:
         self.now_ms = now_ms
@@ -58,7 +58,7 @@ def encode_base64(data: bytes) -> str:
 
 
 def sign(algorithm: str, key: Key, header: bytes, payload: bytes) -> str:
-    """Return a validly signed token with exactly these header and payload bytes."""
+    """Return a correctly signed token with exactly these header and payload bytes."""
     signed_part = f"{encode_base64(header)}.{encode_base64(payload)}"
     return f"{signed_part}.{encode_base64(JWSRegistry.algorithms[algorithm].sign(signed_part.encode(), key))}"
 
@@ -69,7 +69,7 @@ def token(
     """Return a valid token. The given claims replace the defaults; None omits a claim."""
     said = {name: value for name, value in {**CLAIMS, **claims}.items() if value is not None}
     head = {"alg": algorithm, "typ": "JWT", **(header or {})}
-    return sign(algorithm, key or key_of(algorithm), json.dumps(head).encode(), json.dumps(said).encode())
+    return sign(algorithm, key or make_key(algorithm), json.dumps(head).encode(), json.dumps(said).encode())
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o600) -> Path:
@@ -79,8 +79,8 @@ def write_file(path: Path, data: bytes, mode: int = 0o600) -> Path:
 
 
 def key_file(directory: Path, algorithm: str, number: int = 0, key_id: str | None = None) -> KeyFile:
-    """Write the key that verifies the algorithm's tokens to a file."""
-    key = key_of(algorithm, number)
+    """Write the key that verifies tokens of the algorithm to a file."""
+    key = make_key(algorithm, number)
     path = directory / f"{algorithm}-{number}.key"
     if isinstance(key, OctKey):
         return KeyFile(str(write_file(path, key.raw_value + b"\n")), KeyKind.SECRET, key_id)
@@ -95,9 +95,9 @@ def key_set(path: Path, *members: Mapping[str, Any]) -> KeyFile:
 
 
 def public_jwk(algorithm: str, key_id: str | None, number: int = 0, **others: Any) -> dict[str, Any]:
-    """Return a key as a member of a key set."""
+    """Return a key in the form in which a key set contains it."""
     named = {} if key_id is None else {"kid": key_id}
-    return {**key_of(algorithm, number).as_dict(private=False), **named, **others}
+    return {**make_key(algorithm, number).as_dict(private=False), **named, **others}
 
 
 def reload(user: CredentialUser) -> None:

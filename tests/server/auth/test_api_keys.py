@@ -61,7 +61,7 @@ def test_key_yields_the_principal_of_its_client(keys: ApiKeys) -> None:
 
 
 @pytest.mark.rule("CO-21")
-def test_file_contains_the_hash_and_no_repr_shows_the_secret(path: Path, keys: ApiKeys) -> None:
+def test_file_stores_only_a_hash_and_repr_hides_the_secret(path: Path, keys: ApiKeys) -> None:
     created = keys.create("billing", "größe", GRANTS)
     secret = created.text[-43:]
     text = path.read_text(encoding="utf-8")
@@ -118,7 +118,7 @@ def test_revoked_key_is_refused_and_kept_in_the_file(path: Path) -> None:
 
 
 @pytest.mark.rule("CO-28")
-def test_key_is_refused_from_its_expiry_on(path: Path) -> None:
+def test_expired_key_is_refused(path: Path) -> None:
     clock = SetClock()
     keys = ApiKeys(path, clock)
     created = keys.create("a", "a", GRANTS, expires_ms=NOW_MS + 1000)
@@ -180,8 +180,8 @@ def test_malformed_or_unknown_key_is_refused(keys: ApiKeys) -> None:
 
 
 @pytest.mark.rule("CO-21")
-def test_secret_has_exactly_one_spelling(keys: ApiKeys) -> None:
-    """The last letter has unused bits. Other values of these bits must not be accepted for the same key."""
+def test_only_one_spelling_of_a_secret_is_accepted(keys: ApiKeys) -> None:
+    """The last letter has unused bits. A secret with different unused bits must not be accepted for the same key."""
     good = keys.create("a", "a", GRANTS).text
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
     for letter in set(alphabet) - {good[-1]}:
@@ -189,7 +189,7 @@ def test_secret_has_exactly_one_spelling(keys: ApiKeys) -> None:
 
 
 @pytest.mark.rule("CO-21")
-def test_unknown_id_compares_a_hash_like_a_known_one(keys: ApiKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_id_is_compared_with_a_hash_like_a_known_id(keys: ApiKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     good = keys.create("a", "a", GRANTS).text
     compared: list[tuple[int, int]] = []
     compare = hmac.compare_digest
@@ -256,7 +256,7 @@ def test_names_of_the_maximum_length_are_accepted(keys: ApiKeys) -> None:
     assert len(keys.authenticate(created.text).actor) == NAME_CHARACTERS_MAX
 
 
-def test_key_above_the_maximum_number_is_refused(keys: ApiKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_creating_a_key_above_the_maximum_number_is_refused(keys: ApiKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_keys, "API_KEYS_MAX", 2)
     first = keys.create("a", "a", GRANTS)
     keys.create("b", "b", GRANTS)
@@ -297,7 +297,7 @@ def test_grants_edited_in_the_file_apply_after_a_reload(path: Path, keys: ApiKey
 
 
 @pytest.mark.rule("CO-21")
-def test_key_and_lock_files_are_readable_by_their_owner_only(path: Path, keys: ApiKeys) -> None:
+def test_only_the_owner_can_read_key_and_lock_files(path: Path, keys: ApiKeys) -> None:
     old = os.umask(0)
     try:
         keys.create("a", "a", GRANTS)
@@ -436,17 +436,17 @@ def test_file_is_flushed_before_it_is_renamed(path: Path, keys: ApiKeys, monkeyp
     steps: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
-    def watched_fsync(descriptor: int) -> None:
+    def recording_fsync(descriptor: int) -> None:
         found = os.fstat(descriptor)
         steps.append("directory" if stat.S_ISDIR(found.st_mode) else f"file of {found.st_size}")
         fsync(descriptor)
 
-    def watched_replace(self: Path, target: Path) -> Path:
+    def recording_replace(self: Path, target: Path) -> Path:
         steps.append(f"name {target.name}")
         return replace(self, target)
 
-    monkeypatch.setattr(os, "fsync", watched_fsync)
-    monkeypatch.setattr(Path, "replace", watched_replace)
+    monkeypatch.setattr(os, "fsync", recording_fsync)
+    monkeypatch.setattr(Path, "replace", recording_replace)
     keys.create("a", "a", GRANTS)
     assert steps == [f"file of {path.stat().st_size}", "name keys.json", "directory"]
 
@@ -456,15 +456,15 @@ def test_failed_write_changes_nothing(path: Path, keys: ApiKeys, monkeypatch: py
     first = keys.create("a", "a", GRANTS)
     before = path.read_bytes()
 
-    def full(*_: object) -> None:
+    def fail_with_full_disk(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     if failing == "fsync":
-        monkeypatch.setattr(os, "fsync", full)
+        monkeypatch.setattr(os, "fsync", fail_with_full_disk)
     elif failing == "write":
-        monkeypatch.setattr(os, "fchmod", full)
+        monkeypatch.setattr(os, "fchmod", fail_with_full_disk)
     else:
-        monkeypatch.setattr(Path, "replace", full)
+        monkeypatch.setattr(Path, "replace", fail_with_full_disk)
     for change in (lambda: keys.create("b", "b", GRANTS), lambda: keys.revoke(first.key.id)):
         with pytest.raises(SettingsError, match="No space left") as caught:
             change()

@@ -36,7 +36,7 @@ def test_every_invalid_credential_has_the_same_error(tmp_path: Path, api_keys: A
         shown.add((str(caught.value), repr(caught.value), type(caught.value)))
         reasons.add(caught.value.reason)
     assert len(shown) == 1
-    assert len(reasons) == 7  # a missing and an empty credential have the same reason
+    assert len(reasons) == 7  # A missing credential and an empty one are refused for the same reason.
     assert issubclass(AuthError, OncelogError)
 
 
@@ -85,7 +85,7 @@ def test_api_key_is_current_until_revoked_and_has_its_latest_grants(tmp_path: Pa
 
 @pytest.mark.rule("CO-28")
 @pytest.mark.parametrize("bad", ["tokens", "API keys"])
-def test_reload_keeps_loaded_content_of_a_bad_file_and_reloads_the_other(tmp_path: Path, bad: str) -> None:
+def test_reload_keeps_the_content_of_a_bad_file_and_reloads_the_other_file(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "keys.json"
     operator = ApiKeys(path, SetClock())
     old = operator.create("a", "a", parse_grants())

@@ -81,13 +81,13 @@ def test_base_letter_is_not_a_prefix_of_its_accented_form() -> None:
 def test_grants_match_the_definition(read: list[str], write: list[str], asked: str) -> None:
     (normal,) = normal_partitions([asked])
 
-    def says(texts: list[str]) -> bool:
+    def matches(texts: list[str]) -> bool:
         forms = normal_partitions(texts)
         return any(normal.startswith(one[:-1]) if one[-1] == "*" else normal == one for one in forms)
 
     grants = parse_grants(read, write)
-    assert grants.may_read(asked) == says(read)
-    assert grants.may_write(asked) == says(write)
+    assert grants.may_read(asked) == matches(read)
+    assert grants.may_write(asked) == matches(write)
 
 
 @given(read=st.lists(NAMES, max_size=6), write=st.lists(NAMES, max_size=6))
@@ -96,11 +96,11 @@ def test_claim_round_trips(read: list[str], write: list[str]) -> None:
     claim = grants.to_claim()
     assert claim == {"read": sorted(normal_partitions(read)), "write": sorted(normal_partitions(write))}
     assert decode_grants(claim) == grants
-    assert parse_grants(reversed_twice(read), write) == grants
+    assert parse_grants(reverse_twice(read), write) == grants
     assert hash(grants) == hash(decode_grants(claim))
 
 
-def reversed_twice(texts: list[str]) -> list[str]:
+def reverse_twice(texts: list[str]) -> list[str]:
     return [*reversed(texts), *texts]
 
 

@@ -14,7 +14,7 @@ from oncelog.server.auth.signing_keys import KeyFile, KeyKind
 from oncelog.server.auth.tokens import Tokens, TokenSettings
 from oncelog.server.limits import TOKEN_KEYS_MAX
 from server.auth import auth_material
-from server.auth.auth_material import ALGORITHMS, SetClock, encode_base64, key_file, key_of, load_keys, token
+from server.auth.auth_material import ALGORITHMS, SetClock, encode_base64, key_file, load_keys, make_key, token
 from server.auth.token_refusals import refusal
 
 
@@ -30,7 +30,7 @@ def test_key_set_keys_are_chosen_by_id_and_rotate_on_reload(tmp_path: Path) -> N
     path = tmp_path / "keys.json"
     first, second, third = (auth_material.public_jwk("ES256", f"k{number}", number) for number in range(3))
     tokens = auth_material.tokens(tmp_path, "ES256", key_files=(auth_material.key_set(path, first, second),))
-    texts = [token("ES256", key_of("ES256", number), {"kid": f"k{number}"}) for number in range(3)]
+    texts = [token("ES256", make_key("ES256", number), {"kid": f"k{number}"}) for number in range(3)]
     tokens.authenticate(texts[0])
     tokens.authenticate(texts[1])
     assert refusal(tokens, texts[2]) == "token: no key has its kid"
@@ -46,18 +46,18 @@ def test_key_set_keys_are_chosen_by_id_and_rotate_on_reload(tmp_path: Path) -> N
 def test_token_with_the_id_of_another_key_is_refused(tmp_path: Path) -> None:
     members = [auth_material.public_jwk("ES256", f"k{number}", number) for number in range(2)]
     tokens = auth_material.tokens(tmp_path, "ES256", key_files=(auth_material.key_set(tmp_path / "k", *members),))
-    assert "signature" in refusal(tokens, token("ES256", key_of("ES256", 0), {"kid": "k1"}))
-    assert refusal(tokens, token("ES256", key_of("ES256", 0))) == "token: no kid"
+    assert "signature" in refusal(tokens, token("ES256", make_key("ES256", 0), {"kid": "k1"}))
+    assert refusal(tokens, token("ES256", make_key("ES256", 0))) == "token: no kid"
 
 
 def test_keys_of_several_files_are_valid_at_the_same_time(tmp_path: Path) -> None:
     sources = (key_file(tmp_path, "RS256"), key_file(tmp_path, "RS256", 1), key_file(tmp_path, "HS256", 2, "named"))
     tokens = auth_material.tokens(tmp_path, "RS256", "HS256", key_files=sources)
     for number in (0, 1):
-        tokens.authenticate(token("RS256", key_of("RS256", number)))
-        tokens.authenticate(token("RS256", key_of("RS256", number), {"kid": "any"}))
-    tokens.authenticate(token("HS256", key_of("HS256", 2), {"kid": "named"}))
-    refusal(tokens, token("HS256", key_of("HS256", 2)))
+        tokens.authenticate(token("RS256", make_key("RS256", number)))
+        tokens.authenticate(token("RS256", make_key("RS256", number), {"kid": "any"}))
+    tokens.authenticate(token("HS256", make_key("HS256", 2), {"kid": "named"}))
+    refusal(tokens, token("HS256", make_key("HS256", 2)))
 
 
 @pytest.mark.rule("CO-21")
@@ -75,7 +75,7 @@ def test_reload_of_a_bad_file_keeps_the_previous_keys(tmp_path: Path, bad: bytes
     tokens.authenticate(token())
 
 
-def test_reload_with_one_bad_file_replaces_the_keys_of_the_other(tmp_path: Path) -> None:
+def test_reload_with_one_bad_file_still_replaces_the_keys_of_the_other_file(tmp_path: Path) -> None:
     sources = (key_file(tmp_path, "HS256"), key_file(tmp_path, "ES256"))
     tokens = auth_material.tokens(tmp_path, "HS256", "ES256", key_files=sources)
     Path(sources[0].path).write_bytes(b"another secret that is long enough, really")
@@ -96,7 +96,7 @@ def weak_rsa() -> RSAKey:
 
 
 def bad_files() -> list[tuple[str, KeyKind, bytes]]:
-    es256, rs256 = key_of("ES256"), key_of("RS256")
+    es256, rs256 = make_key("ES256"), make_key("RS256")
     assert isinstance(es256, ECKey)
     assert isinstance(rs256, RSAKey)
     pem = es256.as_pem()
@@ -104,12 +104,12 @@ def bad_files() -> list[tuple[str, KeyKind, bytes]]:
     ed448 = OKPKey.generate_key("Ed448")
     good = auth_material.public_jwk("ES256", "k")
 
-    def of(*members: Any) -> bytes:
+    def key_set_of(*members: Any) -> bytes:
         return json.dumps({"keys": members}).encode()
 
     return [
         ("a short secret", KeyKind.SECRET, b"x" * 31),
-        ("a short secret and its end of line", KeyKind.SECRET, b"x" * 31 + b"\r\n"),
+        ("a short secret with a line ending", KeyKind.SECRET, b"x" * 31 + b"\r\n"),
         ("a public key as a secret", KeyKind.SECRET, pem),
         ("a public key in DER as a secret", KeyKind.SECRET, rs256.as_der()),
         ("a private key as a secret", KeyKind.SECRET, es256.as_pem(private=True)),
@@ -119,36 +119,40 @@ def bad_files() -> list[tuple[str, KeyKind, bytes]]:
         ("two keys in PEM", KeyKind.PEM, pem + pem),
         ("half a key in PEM", KeyKind.PEM, pem[: len(pem) // 2]),
         ("a key in DER", KeyKind.PEM, es256.as_der()),
-        ("a private key that is encrypted", KeyKind.PEM, es256.as_pem(private=True, password=SECRET_TEXT)),
-        ("another curve", KeyKind.PEM, p384.as_pem()),
-        ("another Edwards curve", KeyKind.PEM, ed448.as_pem()),
+        ("an encrypted private key", KeyKind.PEM, es256.as_pem(private=True, password=SECRET_TEXT)),
+        ("an unsupported curve", KeyKind.PEM, p384.as_pem()),
+        ("an unsupported Edwards curve", KeyKind.PEM, ed448.as_pem()),
         ("a weak RSA key", KeyKind.PEM, weak_rsa().as_pem()),
-        ("bytes around", KeyKind.PEM, b"\xff\xfe" + pem[10:]),
+        ("a damaged PEM", KeyKind.PEM, b"\xff\xfe" + pem[10:]),
         ("invalid JSON", KeyKind.JWKS, b'{"keys": ' + SECRET_TEXT.encode()),
         ("invalid UTF-8", KeyKind.JWKS, SECRET_TEXT.encode() + b"\xff"),
         ("a repeated member", KeyKind.JWKS, b'{"keys":[],"keys":[]}'),
         ("an array instead of a set", KeyKind.JWKS, b"[]"),
-        ("a lone key", KeyKind.JWKS, json.dumps(good).encode()),
+        ("a key instead of a set", KeyKind.JWKS, json.dumps(good).encode()),
         ("keys is not a list", KeyKind.JWKS, b'{"keys":{}}'),
-        ("a key is not an object", KeyKind.JWKS, of("x")),
-        ("an empty set", KeyKind.JWKS, of()),
-        ("a key without id", KeyKind.JWKS, of(auth_material.public_jwk("ES256", None))),
-        ("a key with an empty id", KeyKind.JWKS, of({**good, "kid": ""})),
-        ("a key id is not a string", KeyKind.JWKS, of({**good, "kid": 7})),
-        ("a repeated id", KeyKind.JWKS, of(good, good)),
-        ("a point that is not on the curve", KeyKind.JWKS, of({**good, "x": good["y"]})),
-        ("a member is missing", KeyKind.JWKS, of({name: value for name, value in good.items() if name != "y"})),
-        ("a member is not base64", KeyKind.JWKS, of({**good, "x": SECRET_TEXT + "*"})),
-        ("a member is not a string", KeyKind.JWKS, of({**good, "x": [SECRET_TEXT]})),
-        ("a weak secret", KeyKind.JWKS, of({"kty": "oct", "kid": "k", "k": encode_base64(b"x" * 31)})),
-        ("a very weak secret", KeyKind.JWKS, of({"kty": "oct", "kid": "k", "k": encode_base64(b"x")})),
-        ("an empty secret", KeyKind.JWKS, of({"kty": "oct", "kid": "k", "k": ""})),
-        ("a weak RSA key in a set", KeyKind.JWKS, of({**weak_rsa().as_dict(), "kid": "k"})),
-        ("only keys for other purposes", KeyKind.JWKS, of({**good, "use": "enc"}, {**good, "alg": "ES384"})),
-        ("only keys of unknown kinds", KeyKind.JWKS, of({"kty": "AKP", "kid": "k"}, {"kid": "x"})),
-        ("a key on another curve", KeyKind.JWKS, of({**p384.as_dict(private=False), "kid": "k"})),
+        ("a key is not an object", KeyKind.JWKS, key_set_of("x")),
+        ("an empty set", KeyKind.JWKS, key_set_of()),
+        ("a key without id", KeyKind.JWKS, key_set_of(auth_material.public_jwk("ES256", None))),
+        ("a key with an empty id", KeyKind.JWKS, key_set_of({**good, "kid": ""})),
+        ("a key id is not a string", KeyKind.JWKS, key_set_of({**good, "kid": 7})),
+        ("a repeated id", KeyKind.JWKS, key_set_of(good, good)),
+        ("a point that is not on the curve", KeyKind.JWKS, key_set_of({**good, "x": good["y"]})),
+        ("a member is missing", KeyKind.JWKS, key_set_of({name: value for name, value in good.items() if name != "y"})),
+        ("a member is not base64", KeyKind.JWKS, key_set_of({**good, "x": SECRET_TEXT + "*"})),
+        ("a member is not a string", KeyKind.JWKS, key_set_of({**good, "x": [SECRET_TEXT]})),
+        ("a weak secret", KeyKind.JWKS, key_set_of({"kty": "oct", "kid": "k", "k": encode_base64(b"x" * 31)})),
+        ("a very weak secret", KeyKind.JWKS, key_set_of({"kty": "oct", "kid": "k", "k": encode_base64(b"x")})),
+        ("an empty secret", KeyKind.JWKS, key_set_of({"kty": "oct", "kid": "k", "k": ""})),
+        ("a weak RSA key in a set", KeyKind.JWKS, key_set_of({**weak_rsa().as_dict(), "kid": "k"})),
+        ("only keys for other purposes", KeyKind.JWKS, key_set_of({**good, "use": "enc"}, {**good, "alg": "ES384"})),
+        ("only keys of unknown kinds", KeyKind.JWKS, key_set_of({"kty": "AKP", "kid": "k"}, {"kid": "x"})),
+        ("a key on an unsupported curve", KeyKind.JWKS, key_set_of({**p384.as_dict(private=False), "kid": "k"})),
         ("too large", KeyKind.JWKS, b" " * 300_000),
-        ("too many", KeyKind.JWKS, of(*({**good, "kid": f"k{number}"} for number in range(TOKEN_KEYS_MAX + 1)))),
+        (
+            "too many",
+            KeyKind.JWKS,
+            key_set_of(*({**good, "kid": f"k{number}"} for number in range(TOKEN_KEYS_MAX + 1))),
+        ),
     ]
 
 
@@ -182,7 +186,7 @@ def test_key_set_may_contain_keys_for_other_purposes(tmp_path: Path) -> None:
 
 
 def test_private_key_file_verifies_tokens(tmp_path: Path) -> None:
-    key = key_of("EdDSA")
+    key = make_key("EdDSA")
     assert isinstance(key, OKPKey)
     path = auth_material.write_file(tmp_path / "private.pem", key.as_pem(private=True))
     auth_material.tokens(tmp_path, "EdDSA", key_files=(KeyFile(str(path), KeyKind.PEM),)).authenticate(token("EdDSA"))
@@ -194,8 +198,8 @@ def test_trailing_newline_is_not_part_of_a_secret(tmp_path: Path) -> None:
         auth_material.tokens(tmp_path, key_files=(KeyFile(str(path), KeyKind.SECRET),)).authenticate(token())
 
 
-def of_permissions() -> list[tuple[KeyKind, bytes, int, bool]]:
-    es256 = key_of("ES256")
+def permission_cases() -> list[tuple[KeyKind, bytes, int, bool]]:
+    es256 = make_key("ES256")
     assert isinstance(es256, ECKey)
     public_set = json.dumps({"keys": [auth_material.public_jwk("ES256", "k")]}).encode()
     private_set = json.dumps({"keys": [{**es256.as_dict(private=True), "kid": "k"}]}).encode()
@@ -216,7 +220,7 @@ def of_permissions() -> list[tuple[KeyKind, bytes, int, bool]]:
 
 
 @pytest.mark.rule("CO-21")
-@pytest.mark.parametrize(("kind", "data", "mode", "is_good"), of_permissions())
+@pytest.mark.parametrize(("kind", "data", "mode", "is_good"), permission_cases())
 def test_key_file_permissions_are_checked(tmp_path: Path, kind: KeyKind, data: bytes, mode: int, is_good: bool) -> None:
     source = KeyFile(str(auth_material.write_file(tmp_path / "key", data, mode)), kind)
     if is_good:

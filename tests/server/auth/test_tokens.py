@@ -27,8 +27,8 @@ from server.auth.auth_material import (
     SetClock,
     encode_base64,
     key_file,
-    key_of,
     load_keys,
+    make_key,
     sign,
     token,
 )
@@ -36,7 +36,7 @@ from server.auth.token_refusals import refusal
 
 
 @pytest.fixture
-def known(tmp_path: Path) -> Tokens:
+def verifier(tmp_path: Path) -> Tokens:
     """Verifier that accepts HS256."""
     return auth_material.tokens(tmp_path)
 
@@ -62,8 +62,8 @@ def test_valid_token_yields_its_principal(tmp_path: Path, algorithm: str) -> Non
     assert found.get_event_client("phone") is None
 
 
-def test_client_and_grants_are_optional(known: Tokens) -> None:
-    found = known.authenticate(token(grants=None))
+def test_client_and_grants_are_optional(verifier: Tokens) -> None:
+    found = verifier.authenticate(token(grants=None))
     assert found.client_id is None
     assert found.grants == Grants()
     assert found.get_event_client("anyone") == "user:ada/anyone"
@@ -72,23 +72,23 @@ def test_client_and_grants_are_optional(known: Tokens) -> None:
 def test_name_of_the_grants_claim_is_configurable(tmp_path: Path) -> None:
     tokens = auth_material.tokens(tmp_path, grants_claim="https://example.org/rights")
 
-    def text(right: Any) -> str:
+    def token_with_claims(right: Any) -> str:
         rights: dict[str, Any] = {"https://example.org/rights": {"read": [right]}}
         return token(**rights)
 
-    assert tokens.authenticate(text("mine")).grants == parse_grants(["mine"])
-    assert "rights.read[0]" in refusal(tokens, text(1))
+    assert tokens.authenticate(token_with_claims("mine")).grants == parse_grants(["mine"])
+    assert "rights.read[0]" in refusal(tokens, token_with_claims(1))
 
 
 @pytest.mark.rule("CO-20")
-def test_subject_is_always_a_user_actor(known: Tokens) -> None:
-    assert known.authenticate(token(sub="system:retention")).actor == "user:system:retention"
-    assert known.authenticate(token(actor="client:other", act="x")).actor == "user:ada"
+def test_subject_is_always_a_user_actor(verifier: Tokens) -> None:
+    assert verifier.authenticate(token(sub="system:retention")).actor == "user:system:retention"
+    assert verifier.authenticate(token(actor="client:other", act="x")).actor == "user:ada"
 
 
-def test_unknown_header_parameters_are_ignored(known: Tokens) -> None:
+def test_unknown_header_parameters_are_ignored(verifier: Tokens) -> None:
     others = {"x5t": "abc", "jku": "https://example.org/keys", "nonce": "1", "jwk": {"kty": "oct", "k": "AAAA"}}
-    assert known.authenticate(token(header=others)).actor == "user:ada"
+    assert verifier.authenticate(token(header=others)).actor == "user:ada"
 
 
 # --- algorithms --------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_unconfigured_algorithm_is_refused(tmp_path: Path, pinned: str, used: st
 def test_public_key_used_as_hmac_secret_is_refused(tmp_path: Path, algorithm: str, encoding: Any) -> None:
     """An attacker signs with HS256 and uses the public key as the secret. The server accepts both algorithms."""
     tokens = auth_material.tokens(tmp_path, algorithm, "HS256")
-    key = key_of(algorithm)
+    key = make_key(algorithm)
     assert not isinstance(key, OctKey)
     public = key.as_bytes(encoding=encoding, private=False)
     for secret in (public, public.strip()):
@@ -129,7 +129,7 @@ def test_public_key_used_as_hmac_secret_is_refused(tmp_path: Path, algorithm: st
 
 @pytest.mark.rule("CO-21")
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256", "EdDSA"])
-def test_key_is_used_for_its_own_algorithm_only(tmp_path: Path, algorithm: str) -> None:
+def test_key_is_used_only_for_its_own_algorithm(tmp_path: Path, algorithm: str) -> None:
     """All algorithms are configured and all keys have the same id, so only the key type tells them apart."""
     members = [auth_material.public_jwk(one, "same") for one in ALGORITHMS]
     tokens = auth_material.tokens(tmp_path, *ALGORITHMS, key_files=(auth_material.key_set(tmp_path / "set", *members),))
@@ -138,13 +138,13 @@ def test_key_is_used_for_its_own_algorithm_only(tmp_path: Path, algorithm: str) 
     payload = json.dumps(dict(CLAIMS)).encode()
     for other in set(ALGORITHMS) - {algorithm}:
         header = json.dumps({"alg": other, "kid": "same"}).encode()
-        assert "signature" in refusal(tokens, sign(algorithm, key_of(algorithm), header, payload))
+        assert "signature" in refusal(tokens, sign(algorithm, make_key(algorithm), header, payload))
 
 
 @pytest.mark.rule("CO-21")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_signature_by_another_key_is_refused(tmp_path: Path, algorithm: str) -> None:
-    assert "signature" in refusal(auth_material.tokens(tmp_path, algorithm), token(algorithm, key_of(algorithm, 1)))
+    assert "signature" in refusal(auth_material.tokens(tmp_path, algorithm), token(algorithm, make_key(algorithm, 1)))
 
 
 def test_key_embedded_in_the_token_is_not_used(tmp_path: Path) -> None:
@@ -153,19 +153,19 @@ def test_key_embedded_in_the_token_is_not_used(tmp_path: Path) -> None:
     assert "signature" in refusal(tokens, token("ES256", own, {"jwk": own.as_dict(private=False)}))
 
 
-# --- the form ----------------------------------------------------------------------------------------
+# --- format ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("CO-21")
 @pytest.mark.parametrize("part", [0, 1, 2])
-def test_token_with_a_changed_character_is_refused(known: Tokens, part: int) -> None:
+def test_token_with_a_changed_character_is_refused(verifier: Tokens, part: int) -> None:
     good = token()
-    known.authenticate(good)
+    verifier.authenticate(good)
     parts = good.split(".")
     for index, letter in enumerate(parts[part]):
         other = "A" if letter != "A" else "B"
         parts[part] = good.split(".")[part][:index] + other + good.split(".")[part][index + 1 :]
-        refusal(known, ".".join(parts))
+        refusal(verifier, ".".join(parts))
 
 
 def malformed() -> list[str]:
@@ -183,8 +183,8 @@ def malformed() -> list[str]:
 
 @pytest.mark.rule("CO-21")
 @pytest.mark.parametrize("number", range(len(malformed())))
-def test_malformed_token_is_refused(known: Tokens, number: int) -> None:
-    refusal(known, malformed()[number])
+def test_malformed_token_is_refused(verifier: Tokens, number: int) -> None:
+    refusal(verifier, malformed()[number])
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_malformed_token_is_refused(known: Tokens, number: int) -> None:
     ],
     ids=lambda header: header[:40].decode("latin-1"),
 )
-def test_malformed_header_is_refused(known: Tokens, header: bytes) -> None:
-    refusal(known, sign("HS256", key_of("HS256"), header, json.dumps(dict(CLAIMS)).encode()))
+def test_malformed_header_is_refused(verifier: Tokens, header: bytes) -> None:
+    refusal(verifier, sign("HS256", make_key("HS256"), header, json.dumps(dict(CLAIMS)).encode()))
 
 
 @pytest.mark.parametrize(
@@ -232,14 +232,14 @@ def test_malformed_header_is_refused(known: Tokens, header: bytes) -> None:
     ],
     ids=lambda payload: payload[:60].decode("latin-1"),
 )
-def test_malformed_claims_are_refused(known: Tokens, payload: bytes) -> None:
-    assert "claims" in refusal(known, sign("HS256", key_of("HS256"), b'{"alg":"HS256"}', payload))
+def test_malformed_claims_are_refused(verifier: Tokens, payload: bytes) -> None:
+    assert "claims" in refusal(verifier, sign("HS256", make_key("HS256"), b'{"alg":"HS256"}', payload))
 
 
-def test_oversized_token_is_refused_before_parsing(known: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_token_is_refused_before_parsing(verifier: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncelog.server.auth.signing_keys.parse_token", None)
     for text in ("a" * 10_000_000, "." * (TOKEN_CHARACTERS_MAX + 1), token(x="y" * TOKEN_CHARACTERS_MAX)):
-        assert "longer than" in refusal(known, text)
+        assert "longer than" in refusal(verifier, text)
 
 
 def test_maximum_token_length_is_configurable(tmp_path: Path) -> None:
@@ -248,23 +248,23 @@ def test_maximum_token_length_is_configurable(tmp_path: Path) -> None:
     assert "longer" in refusal(auth_material.tokens(tmp_path, token_characters_max=len(good) - 1), good)
 
 
-def test_long_token_within_the_limit_is_accepted(known: Tokens) -> None:
+def test_long_token_within_the_limit_is_accepted(verifier: Tokens) -> None:
     long = token(x="y" * 11_000)
     assert len(long) > TOKEN_CHARACTERS_MAX * 0.9
-    known.authenticate(long)
+    verifier.authenticate(long)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.one_of(st.text(max_size=80), st.text(alphabet=".eyJA0-_", max_size=80)))
-def test_arbitrary_text_is_refused(known: Tokens, text: str) -> None:
-    refusal(known, text)
+def test_arbitrary_text_is_refused(verifier: Tokens, text: str) -> None:
+    refusal(verifier, text)
 
 
 # --- claims ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("CO-21")
-def test_token_is_refused_from_its_expiry_on(tmp_path: Path) -> None:
+def test_expired_token_is_refused(tmp_path: Path) -> None:
     clock = SetClock()
     tokens = auth_material.tokens(tmp_path, clock=clock, leeway_ms=0)
     good = token(exp=NOW_S + 60)
@@ -289,13 +289,13 @@ def test_leeway_extends_the_expiry(tmp_path: Path) -> None:
 
 @pytest.mark.rule("CO-21")
 @pytest.mark.parametrize("exp", [None, "1800003600", True, [], {}, -1, NOW_MS + 3_600_000, 10**30, "soon"])
-def test_exp_must_be_a_number_of_seconds(known: Tokens, exp: Any) -> None:
-    assert "$.exp" in refusal(known, token(exp=exp))
+def test_exp_must_be_a_number_of_seconds(verifier: Tokens, exp: Any) -> None:
+    assert "$.exp" in refusal(verifier, token(exp=exp))
 
 
-def test_infinite_exp_is_refused(known: Tokens) -> None:
+def test_infinite_exp_is_refused(verifier: Tokens) -> None:
     payload = b'{"sub":"ada","exp":1e999}'
-    assert "$.exp" in refusal(known, sign("HS256", key_of("HS256"), b'{"alg":"HS256"}', payload))
+    assert "$.exp" in refusal(verifier, sign("HS256", make_key("HS256"), b'{"alg":"HS256"}', payload))
 
 
 def test_exp_may_have_a_fraction(tmp_path: Path) -> None:
@@ -304,17 +304,17 @@ def test_exp_may_have_a_fraction(tmp_path: Path) -> None:
 
 @pytest.mark.rule("CO-21")
 @pytest.mark.parametrize("name", ["nbf", "iat"])
-def test_token_that_is_not_valid_yet_is_refused(tmp_path: Path, name: str) -> None:
+def test_token_not_yet_valid_is_refused(tmp_path: Path, name: str) -> None:
     tokens = auth_material.tokens(tmp_path, leeway_ms=5000)
 
-    def text(when: Any) -> str:
+    def token_valid_from(when: Any) -> str:
         claim: dict[str, Any] = {name: when}
         return token(**claim)
 
-    tokens.authenticate(text(NOW_S + 5))
-    assert refusal(tokens, text(NOW_S + 6)) == f"token: its {name} is in the future"
-    assert f"$.{name}" in refusal(tokens, text("now"))
-    assert f"$.{name}" in refusal(tokens, text(NOW_MS))
+    tokens.authenticate(token_valid_from(NOW_S + 5))
+    assert refusal(tokens, token_valid_from(NOW_S + 6)) == f"token: its {name} is in the future"
+    assert f"$.{name}" in refusal(tokens, token_valid_from("now"))
+    assert f"$.{name}" in refusal(tokens, token_valid_from(NOW_MS))
 
 
 @pytest.mark.rule("CO-21")
@@ -334,51 +334,51 @@ def test_token_for_another_audience_is_refused(tmp_path: Path, aud: Any) -> None
     assert refusal(tokens, token(aud=aud)) == "token: wrong audience"
 
 
-def test_issuer_and_audience_are_ignored_unless_configured(known: Tokens) -> None:
-    known.authenticate(token(iss="anyone", aud=["anything"]))
+def test_issuer_and_audience_are_ignored_unless_configured(verifier: Tokens) -> None:
+    verifier.authenticate(token(iss="anyone", aud=["anything"]))
 
 
 @pytest.mark.rule("CO-20")
 @pytest.mark.parametrize("sub", [None, "", 7, ["ada"], "x" * (NAME_CHARACTERS_MAX - 4), "a\0b", "\ud800"])
-def test_subject_must_be_a_valid_name(known: Tokens, sub: Any) -> None:
-    assert "$.sub" in refusal(known, token(sub=sub))
+def test_subject_must_be_a_valid_name(verifier: Tokens, sub: Any) -> None:
+    assert "$.sub" in refusal(verifier, token(sub=sub))
 
 
 @pytest.mark.rule("CO-20")
-def test_longest_subject_gives_an_actor_of_maximum_length(known: Tokens) -> None:
-    found = known.authenticate(token(sub="é" * (NAME_CHARACTERS_MAX - 5)))
+def test_longest_subject_gives_an_actor_of_maximum_length(verifier: Tokens) -> None:
+    found = verifier.authenticate(token(sub="é" * (NAME_CHARACTERS_MAX - 5)))
     assert len(found.actor) == NAME_CHARACTERS_MAX
 
 
 @pytest.mark.parametrize("client_id", ["", 7, ["x"], "x" * NAME_CHARACTERS_MAX, "\0"])
-def test_client_id_must_be_a_valid_name(known: Tokens, client_id: Any) -> None:
-    assert "$.client_id" in refusal(known, token(client_id=client_id))
+def test_client_id_must_be_a_valid_name(verifier: Tokens, client_id: Any) -> None:
+    assert "$.client_id" in refusal(verifier, token(client_id=client_id))
 
 
 @pytest.mark.rule("CO-20")
 @pytest.mark.parametrize("client_id", ["user:ada/laptop", "user:eve", "client:ci", "system:server"])
-def test_client_id_with_a_principal_prefix_in_a_token_is_refused(known: Tokens, client_id: str) -> None:
-    reason = refusal(known, token(sub="eve", client_id=client_id))
+def test_client_id_with_a_principal_prefix_in_a_token_is_refused(verifier: Tokens, client_id: str) -> None:
+    reason = refusal(verifier, token(sub="eve", client_id=client_id))
     assert reason.startswith("token: claim $.client_id: must not begin with")
-    key = SigningKey("HS256", None, key_of("HS256"))
+    key = SigningKey("HS256", None, make_key("HS256"))
     claims: dict[str, Any] = {"subject": "eve", "grants": Grants(), "issued_ms": NOW_MS, "expires_ms": NOW_MS + 1000}
     with pytest.raises(CanonicalError, match="client_id"):
         issue_token(key, **claims, client_id=client_id)
 
 
-def test_null_client_id_is_refused(known: Tokens) -> None:
+def test_null_client_id_is_refused(verifier: Tokens) -> None:
     payload = json.dumps({**CLAIMS, "client_id": None}).encode()
-    assert "$.client_id" in refusal(known, sign("HS256", key_of("HS256"), b'{"alg":"HS256"}', payload))
+    assert "$.client_id" in refusal(verifier, sign("HS256", make_key("HS256"), b'{"alg":"HS256"}', payload))
 
 
 @pytest.mark.parametrize("grants", [[], "*", {"read": "*"}, {"write": [7]}, {"admin": ["*"]}])
-def test_malformed_grants_are_refused(known: Tokens, grants: Any) -> None:
-    assert "$.grants" in refusal(known, token(grants=grants))
+def test_malformed_grants_are_refused(verifier: Tokens, grants: Any) -> None:
+    assert "$.grants" in refusal(verifier, token(grants=grants))
 
 
 @pytest.mark.rule("EV-6")
-def test_grants_are_normalized_to_nfc(known: Tokens) -> None:
-    found = known.authenticate(token(grants={"read": ["cafe\u0301/*"], "write": ["caf\u00e9"]}))
+def test_grants_are_normalized_to_nfc(verifier: Tokens) -> None:
+    found = verifier.authenticate(token(grants={"read": ["cafe\u0301/*"], "write": ["caf\u00e9"]}))
     assert found.grants.may_read("caf\u00e9/1")
     assert found.grants.may_write("cafe\u0301")
 
@@ -409,7 +409,7 @@ def test_token_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_issued_token_is_accepted(tmp_path: Path, algorithm: str) -> None:
-    key = key_of(algorithm)
+    key = make_key(algorithm)
     path = tmp_path / "key"
     if isinstance(key, OctKey):
         source = KeyFile(str(auth_material.write_file(path, key.raw_value)), KeyKind.SECRET)

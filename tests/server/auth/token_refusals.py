@@ -1,4 +1,4 @@
-"""Token refusals as the client and the server's log see them."""
+"""Refused tokens: the message that the client gets and the reason that the server logs."""
 
 import pytest
 

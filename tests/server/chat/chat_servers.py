@@ -23,18 +23,18 @@ MESSAGE: Final = {
 
 
 def message_uuid(number: int) -> str:
-    """Return a version 4 UUID that is unique to the number."""
+    """Return a version 4 UUID that contains the number."""
     return str(UUID(int=number << 64 | 2 << 62, version=4))
 
 
 class Device:
-    """A user's WebSocket connection. Frames other than answers are queued until a test takes them."""
+    """A user's WebSocket connection. Frames other than answers stay in a queue until a test reads them."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, name: str) -> None:
         self.socket = socket
         self.name = name
         self.frames: list[Json] = []
-        """Received frames that no test has taken yet."""
+        """Received frames that the test has not read yet."""
         self._requests = count(1)
 
     async def send_frame(self, kind: str, **members: Any) -> None:
@@ -78,7 +78,7 @@ class Device:
         )
 
     async def send_committed(self, chat_id: str, number: int, content: str = "hello", **members: Any) -> int:
-        """Send a message, which must be committed or known, and return its sequence."""
+        """Send a message, assert that it is stored or already known, and return its sequence."""
         answer = await self.send(chat_id, number, content, **members)
         assert answer["type"] == "send_message_ack", answer
         sequence: int = answer["sequence"]
@@ -103,7 +103,7 @@ class Device:
         await self.send_frame("ack", chat_id=chat_id, last_acked_sequence=sequence)
 
     async def expect_refusal(self, kind: str, **members: Any) -> str:
-        """Send a request, which must be refused, and return the error code."""
+        """Send a request, assert that it is refused, and return the error code."""
         answer = await self.request(kind, **members)
         assert answer["type"] == "error", answer
         assert answer["message"]
@@ -111,7 +111,7 @@ class Device:
         return code
 
     async def take_frames(self) -> list[Json]:
-        """Return all frames that the server has sent so far. It answers a ping only after these frames."""
+        """Return all frames that the server has sent so far. The server answers the ping only after these frames."""
         await self.request("ping")
         frames, self.frames = self.frames, []
         return frames

@@ -1,4 +1,4 @@
-"""A server that dies in the middle of a fan-out: python fan_out_worker.py STORE WRITTEN
+"""A server that kills itself in the middle of a fan-out: python fan_out_worker.py STORE WRITTEN
 
 It prints its URL. After it has written messages with the content `the end` to WRITTEN connections, it kills itself
 before the next write.
@@ -19,7 +19,7 @@ async def main(store: str, written: int) -> None:
         write = WebSocketSessionTransport.write
         count = 0
 
-        def counted(self: WebSocketSessionTransport, data: bytes) -> None:
+        def write_or_exit(self: WebSocketSessionTransport, data: bytes) -> None:
             nonlocal count
             if b'"type":"message"' in data and b"the end" in data:
                 if count == written:
@@ -27,7 +27,7 @@ async def main(store: str, written: int) -> None:
                 count += 1
             write(self, data)
 
-        WebSocketSessionTransport.write = counted  # type: ignore[method-assign]
+        WebSocketSessionTransport.write = write_or_exit  # type: ignore[method-assign]
         os.write(1, f"{server.urls[0]}\n".encode())
         await asyncio.Event().wait()
 

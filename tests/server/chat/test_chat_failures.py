@@ -53,7 +53,7 @@ process_pool = pool_fixture(server_process)
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def shared_process(process_pool: ServerPool[ServerProcess], store_kind: str) -> AsyncIterator[ServerProcess]:
-    """A server process shared with other tests. It is restarted after a test that has stopped it."""
+    """A server process shared with other tests. It is restarted after a test has stopped it."""
     server = await process_pool.get(store_kind)
     yield server
     if server.process.poll() is not None:
@@ -67,12 +67,12 @@ def chat(request: pytest.FixtureRequest) -> str:
 
 
 @asynccontextmanager
-async def connect_to(url: str) -> AsyncIterator["Place"]:
+async def connect_to(url: str) -> AsyncIterator["ServerAccess"]:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        yield Place(session, url)
+        yield ServerAccess(session, url)
 
 
-class Place:
+class ServerAccess:
     """Client access to a server: in this or another process, or behind a proxy."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
@@ -140,7 +140,7 @@ async def test_retry_after_a_network_timeout_during_send_is_a_duplicate(
     async with connect_to(shared_process.url) as place, Relay(shared_process.url) as relay:
         await place.create(chat, "ann", "bob")
         bob = await place.connect("bob")
-        ann = await Place(place.session, relay.url).connect("ann")
+        ann = await ServerAccess(place.session, relay.url).connect("ann")
         relay.is_mute = True
         await ann.send_frame("send_message", client_message_id=message_uuid(1), chat_id=chat, content="hello")
         assert (await bob.wait_for_frame(type="message"))["sequence"] == 1
@@ -176,7 +176,9 @@ async def test_retry_after_a_client_crash_before_the_ack_is_a_duplicate(
 
 @pytest.mark.rule("CH-14", "CH-1", "CO-10", "CO-11")
 @pytest.mark.parametrize("moment", ["before", "after"])
-async def test_server_crash_around_the_commit_stores_the_message_or_nothing(tmp_path: Path, moment: str) -> None:
+async def test_server_crash_around_the_commit_stores_the_message_completely_or_not_at_all(
+    tmp_path: Path, moment: str
+) -> None:
     async with run_server(tmp_path) as chat_server:
         await chat_server.create("c", "ann", "bob")
         await (await chat_server.connect("ann")).send_committed("c", 1)
@@ -234,7 +236,7 @@ async def send_many(device: Device, numbers: range) -> None:
 async def test_reused_id_with_different_content_gets_the_original_answer(
     shared_process: ServerProcess, chat: str
 ) -> None:
-    """A server that was killed and restarted gives the same answer, from the log alone."""
+    """After a kill and a restart, the server gives the same answer, which it can only read from the log."""
     async with connect_to(shared_process.url) as place:
         await place.create(chat, "ann", "bob")
         first = await (await place.connect("ann")).send(chat, 1, "original")
@@ -244,7 +246,7 @@ async def test_reused_id_with_different_content_gets_the_original_answer(
         await check_mismatch(place, chat, first)
 
 
-async def check_mismatch(place: Place, chat: str, first: Json) -> None:
+async def check_mismatch(place: ServerAccess, chat: str, first: Json) -> None:
     ann = await place.connect("ann")
     answer = await ann.send(chat, 1, "another")
     expected = {**first, "duplicate": True, "content_mismatch": True, "request_id": answer["request_id"]}
@@ -306,7 +308,7 @@ async def test_server_killed_during_a_fan_out_loses_no_message(tmp_path: Path, i
 class Writer:
     """Sends messages one by one over a faulty network, and retries each until it is answered."""
 
-    def __init__(self, name: str, seed: int, place: Place, chats: Sequence[str]) -> None:
+    def __init__(self, name: str, seed: int, place: ServerAccess, chats: Sequence[str]) -> None:
         self.name = name
         self.chance = random.Random(f"{seed} {name}")
         self.place = place
@@ -365,12 +367,12 @@ async def test_writers_on_a_faulty_network_store_each_message_once(tmp_path: Pat
     async with run_server(tmp_path) as chat_server:
         count, each = (20, 15) if is_soak else (12, 8)
         names = [f"w{number}" for number in range(count)]
-        direct = Place(chat_server.served.session, chat_server.served.url)
+        direct = ServerAccess(chat_server.served.session, chat_server.served.url)
         chats = ["hot", *(f"c{number}" for number in range(200 if is_soak else 40))]
         await asyncio.gather(*[direct.create(chat, "w0", *names) for chat in chats])
         host, _, port = chat_server.served.url.removeprefix("http://").partition(":")
         async with FaultyProxy(host, int(port), seed=seed) as proxy:
-            place = Place(chat_server.served.session, proxy.url)
+            place = ServerAccess(chat_server.served.session, proxy.url)
             writers = [Writer(name, seed, place, chats[1:]) for name in names]
             numbers = iter(range(1, 10**6))
             await asyncio.gather(*[writer.run(numbers, each) for writer in writers])

@@ -53,7 +53,7 @@ async def fill(directory: Path) -> None:
 
 
 class FilledStores(dict[str, Path]):
-    """Directories of logs that a server has filled, by store. Each is filled when the first test needs it."""
+    """Directories of logs that a server has filled, by store. The first test that needs a log fills it."""
 
     def __init__(self, paths: pytest.TempPathFactory) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def filled_stores(tmp_path_factory: pytest.TempPathFactory) -> FilledStores:
 
 
 @contextmanager
-def restored(path: Path, table: str) -> Iterator[None]:
+def restore_afterwards(path: Path, table: str) -> Iterator[None]:
     """Restore the table's rows at the end of the block."""
     execute(path, f"CREATE TABLE kept AS SELECT * FROM {table}")  # noqa: S608
     try:
@@ -128,7 +128,7 @@ async def test_verify_command_finds_a_violated_invariant(
     path = await filled_stores.get_filled(store_kind) / "events.db"
     statement = postgres if is_postgres() else sqlite
     table = re.findall(r"oncelog_\w+", statement)[0]
-    with restored(path, table):
+    with restore_afterwards(path, table):
         execute(path, statement)
         found = await oncelog("verify", log_at(path))
     assert found.exit_code == 1

@@ -22,7 +22,7 @@ from server.running_server import api_key
 pytestmark = BOTH_STORES
 
 SHUTDOWN_MS = 600_000
-"""Longer than any wait in a test, so a shutdown that only ends at this deadline fails the test."""
+"""Longer than any wait in a test. A shutdown that runs until this deadline therefore fails the test."""
 
 
 # --- rates ---------------------------------------------------------------------------------------------------
@@ -266,7 +266,9 @@ async def test_sender_entries_are_freed_without_live_devices(tmp_path: Path) -> 
 
 
 @pytest.mark.rule("CO-30")
-async def test_message_whose_answer_fails_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_message_whose_answer_fails_is_still_counted_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with run_server(tmp_path) as server:
         await server.create("c", "ann")
         ann = await server.connect("ann")

@@ -54,11 +54,11 @@ async def test_broadcast_is_encoded_once(shared_server: SharedServer, monkeypatc
     encoded = []
     encode = codec.encode_message_frame
 
-    def counted(record: Any) -> bytes:
+    def count_encoding(record: Any) -> bytes:
         encoded.append(record.sequence)
         return encode(record)
 
-    monkeypatch.setattr(codec, "encode_message_frame", counted)
+    monkeypatch.setattr(codec, "encode_message_frame", count_encoding)
     await shared_server.server.create(chat, "ann", *(f"m{number}" for number in range(20)))
     members = [await shared_server.server.connect(f"m{number}") for number in range(20)]
     ann = await shared_server.server.connect("ann")

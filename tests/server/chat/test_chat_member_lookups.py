@@ -18,7 +18,7 @@ pytestmark = BOTH_STORES
 
 
 class HeldLookups:
-    """Holds member look-ups in the store until a test releases them."""
+    """Holds member lookups in the store until a test releases them."""
 
     def __init__(self, server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[set[MemberIdentity]] = []
@@ -58,7 +58,7 @@ async def messages_of(device: Device) -> list[tuple[str, int]]:
 
 
 @pytest.mark.rule("CH-19", "CH-7", "CO-30")
-async def test_large_messages_in_unrelated_chats_disconnect_no_one(
+async def test_large_messages_in_unrelated_chats_do_not_disconnect_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with run_server(tmp_path, live_chats_max=2, outbox_bytes_max=10_000) as server:
@@ -79,7 +79,9 @@ async def test_large_messages_in_unrelated_chats_disconnect_no_one(
 
 
 @pytest.mark.rule("CH-19", "CH-7", "CO-30")
-async def test_user_that_reconnects_repeatedly_delays_no_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_user_that_reconnects_repeatedly_does_not_delay_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with run_server(tmp_path, live_chats_max=2) as server:
         await create_large_users(server, "bob", "eve")
         ann, bob = await server.connect("ann", live=False), await server.connect("bob")
@@ -107,7 +109,7 @@ async def test_user_that_reconnects_repeatedly_delays_no_one(tmp_path: Path, mon
 
 
 @pytest.mark.rule("CH-19", "CH-9")
-async def test_member_removed_during_a_lookup_gets_nothing_and_an_added_one_gets_everything(
+async def test_member_removed_during_a_lookup_gets_no_message_and_an_added_one_gets_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with run_server(tmp_path, live_chats_max=2) as server:
@@ -183,11 +185,11 @@ async def test_message_is_encoded_once_and_chats_without_large_users_are_cached(
         encoded = []
         encode = codec.encode_message_frame
 
-        def counted(record: Any) -> bytes:
+        def count_encoding(record: Any) -> bytes:
             encoded.append(record.sequence)
             return encode(record)
 
-        monkeypatch.setattr(codec, "encode_message_frame", counted)
+        monkeypatch.setattr(codec, "encode_message_frame", count_encoding)
         await cyn.send_committed("pair", 1)
         await dan.wait_for_frame(type="message")
         assert encoded == [1]
@@ -208,7 +210,7 @@ async def test_message_is_encoded_once_and_chats_without_large_users_are_cached(
 
 
 @pytest.mark.rule("CH-19", "CO-31")
-async def test_users_are_disconnected_and_sync_when_the_store_does_not_answer(
+async def test_users_are_disconnected_when_the_store_does_not_answer_and_can_sync_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(member_lookups, "PENDING_MAX", 5)

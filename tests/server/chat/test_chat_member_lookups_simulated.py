@@ -209,7 +209,7 @@ class World:
             self.readers.remove(reader)
 
     def check(self, reader: Reader, scope: str) -> int:
-        """Check the messages that a device received in a chat, and return how many it must have received."""
+        """Check the messages that a device received in a chat, and return the number of expected messages."""
         received, identity = reader.received[scope], (scope, reader.user_id)
         assert received == sorted(set(received)), (identity, received)
         assert reader.begin is not None

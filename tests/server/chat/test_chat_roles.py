@@ -37,7 +37,7 @@ async def refusal_of(server: ChatServer, chat: str, name: str, member: str, *, p
 
 
 @pytest.mark.rule("CH-19")
-async def test_guest_cannot_remove_the_creator_or_change_members(shared_server: SharedServer) -> None:
+async def test_member_cannot_remove_the_creator_or_change_members(shared_server: SharedServer) -> None:
     server, chat = shared_server.server, shared_server.chat()
     await server.create(chat, "ann", "eve", "bob")
     for member, present in (("ann", False), ("bob", False), ("mallory", True), ("bob", True), ("nobody", False)):
@@ -142,7 +142,7 @@ async def test_role_is_set_only_if_the_user_is_a_member(shared_server: SharedSer
 
 @pytest.mark.rule("CH-19")
 @pytest.mark.parametrize("role", ["admin", "", 1, ["owner"], {"owner": True}, True])
-async def test_unknown_role_is_refused_with_the_known_ones(shared_server: SharedServer, role: object) -> None:
+async def test_unknown_role_is_refused_with_a_list_of_the_known_ones(shared_server: SharedServer, role: object) -> None:
     server, chat = shared_server.server, shared_server.chat()
     answer = await server.http("PUT", f"/v1/chats/{chat}/members/user:bob", "ann", {"role": role})
     error = answer.json["error"]
@@ -217,7 +217,7 @@ def _remove_roles(path: Path) -> None:
         "DELETE FROM oncelog_rosters",
     ],
 )
-async def test_verify_finds_a_roster_that_does_not_match(tmp_path: Path, statement: str) -> None:
+async def test_verify_finds_members_and_rosters_that_contradict_the_records(tmp_path: Path, statement: str) -> None:
     async with run_server(tmp_path) as server:
         await server.create("c", "ann", "bob")
     await asyncio.to_thread(execute, tmp_path / "events.db", statement)

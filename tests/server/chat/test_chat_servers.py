@@ -1,4 +1,4 @@
-"""The Chat API on two servers that share a log behaves the same, whichever server a user is connected to."""
+"""The Chat API on two servers that share a log behaves the same, regardless of the server of a user."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -89,8 +89,12 @@ async def test_message_sent_on_both_servers_is_stored_once(pair: Pair) -> None:
 
 @pytest.mark.rule("CH-4", "CH-7")
 @pytest.mark.parametrize("name", ["ann", "bob"])
-async def test_device_whose_id_was_taken_on_the_other_server_receives_the_stored_message(pair: Pair, name: str) -> None:
-    """The devices belong to two users or to one. The device that loses gets an answer, but for the winner's text."""
+async def test_device_whose_message_id_was_used_on_the_other_server_receives_the_stored_message(
+    pair: Pair, name: str
+) -> None:
+    """The devices belong to two users or to the same user. The losing device gets an answer, but it refers to the
+    winner's text.
+    """
     (one, other), chat, users = pair.servers, pair.chat, pair.users("ann", "bob")
     await pair.create(*users)
     devices = (await one.connect(users[0]), await other.connect(*pair.users(name)))
@@ -124,7 +128,7 @@ async def test_member_removed_on_the_other_server_is_notified_and_receives_nothi
     await pair.create(*users)
     ann, bob, cyn = await one.connect(users[0]), await other.connect(users[1]), await other.connect(users[2])
     await one.set_member(chat, users[0], users[1], present=False)
-    # Requests are checked against the log and not against the member lists that the server has in memory.
+    # Requests are checked against the log, not against the member lists that the server has in memory.
     assert await bob.expect_refusal("sync_request", chat_id=chat, last_acked_sequence=0) == "NOT_A_MEMBER"
     gone = {"type": "membership", "chat_id": chat, "user_id": f"user:{users[1]}", "present": False}
     assert await bob.wait_for_frame(type="membership") == await cyn.wait_for_frame(type="membership") == gone

@@ -116,7 +116,7 @@ async def test_history_is_read_backwards_over_http_without_a_gap(shared_server: 
 
 
 @pytest.mark.rule("CH-6")
-async def test_cursor_of_an_empty_page_misses_nothing(shared_server: SharedServer) -> None:
+async def test_cursor_of_an_empty_page_skips_no_message(shared_server: SharedServer) -> None:
     chat = shared_server.chat()
     await shared_server.server.create(chat, "ann")
     path = f"/v1/chats/{chat}/messages"

@@ -83,7 +83,7 @@ class Gateway:
                 return Answer(response, await response.read())
 
     async def ok(self, method: str, path: str, **options: Any) -> Any:
-        """Send a request, which must succeed, and return the JSON of the answer."""
+        """Send a request, assert that it succeeds, and return the JSON of the answer."""
         answer = await self.request(method, path, **options)
         assert answer.status == 200, answer.body
         assert answer.content_type == "application/json"
@@ -98,7 +98,7 @@ class Gateway:
         return await self.request("POST", "push", data=io.BytesIO(body), headers=shown)
 
     async def push_accepted(self, *deltas: Json) -> list[tuple[int, bool]]:
-        """Push deltas, which must succeed; return the sequence of each and whether it was known."""
+        """Push deltas and assert that the push succeeds. Return the sequence of each delta and whether it was known."""
         response = await self.push(*deltas)
         assert response.status == 200, response.body
         answer = response.json
@@ -113,7 +113,7 @@ class Gateway:
         return answer
 
     async def pull_all(self, since: int = 0, **given: Any) -> list[Json]:
-        """Pull all pages, none of which may require a snapshot."""
+        """Pull all pages, and assert that none of them requires a snapshot."""
         found: list[Json] = []
         while True:
             page = await self.pull(since, **given)

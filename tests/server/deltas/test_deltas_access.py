@@ -35,7 +35,7 @@ READS: Final = ("pull", "rows/t", "rows/t?rowId=r1", "snapshot", "live")
 
 
 server_pool = server_pool_with(tokens=True, api_keys=True, auth_failures_per_minute_max=0)
-"""Servers that require credentials, with a clock that stands still."""
+"""Servers that require credentials, with a stopped clock."""
 
 
 def token(read: Sequence[str] = (), write: Sequence[str] = (), **claims: Any) -> str:
@@ -45,14 +45,14 @@ def token(read: Sequence[str] = (), write: Sequence[str] = (), **claims: Any) ->
 ADA: Final = {"client_id": "till-1"}
 
 
-def mine(hlc: int = 1, row: str = "r1", **columns: Any) -> Any:
+def own_delta(hlc: int = 1, row: str = "r1", **columns: Any) -> Any:
     return change(hlc, row, client="till-1", **(columns or {"a": hlc}))
 
 
 async def send_all_requests(gateway: Gateway) -> list[Answer]:
-    """Send every kind of request to a gateway, none of which may start a stream."""
+    """Send every kind of request to a gateway. No request starts a stream."""
     return [
-        await gateway.push(mine(1)),
+        await gateway.push(own_delta(1)),
         await gateway.request("POST", "compact", json={"keep": 0}),
         *[await gateway.request("GET", path) for path in READS],
     ]
@@ -60,7 +60,7 @@ async def send_all_requests(gateway: Gateway) -> list[Answer]:
 
 @pytest.mark.rule("CO-21", "CO-22")
 async def test_all_invalid_credentials_get_the_same_answer(shared_server: SharedServer) -> None:
-    await shared_server.gateway(credential=token(write=[shared_server.scope], **ADA)).push_accepted(mine(1))
+    await shared_server.gateway(credential=token(write=[shared_server.scope], **ADA)).push_accepted(own_delta(1))
     expired = token(read=["*"], write=["*"], exp=auth_material.NOW_S - 3600)
     for credential in (None, "nonsense", expired):
         for suffix in ("", "-other"):
@@ -78,7 +78,7 @@ async def test_all_invalid_credentials_get_the_same_answer(shared_server: Shared
 async def test_actor_sent_by_the_client_is_ignored(shared_server: SharedServer) -> None:
     scope = shared_server.scope
     gateway = shared_server.gateway(credential=token(read=[scope], write=[scope], sub="ada", **ADA))
-    body = {"deltas": [{**mine(1), "actor": "user:eve"}], "actor": "user:eve"}
+    body = {"deltas": [{**own_delta(1), "actor": "user:eve"}], "actor": "user:eve"}
     assert (await gateway.push_body(json.dumps(body).encode())).json["committed"] == 1
     (record,) = (await shared_server.server.log.read(stream=scope)).records
     assert record.actor == "user:ada"
@@ -89,19 +89,19 @@ async def test_actor_sent_by_the_client_is_ignored(shared_server: SharedServer) 
 @pytest.mark.rule("CO-18", "CO-22")
 async def test_unauthorized_push_does_not_reveal_known_deltas(shared_server: SharedServer) -> None:
     scope = shared_server.scope
-    await shared_server.gateway(credential=token(write=[scope], **ADA)).push_accepted(mine(1), mine(2))
+    await shared_server.gateway(credential=token(write=[scope], **ADA)).push_accepted(own_delta(1), own_delta(2))
     stranger = shared_server.gateway(credential=token(read=[f"{scope}ping"], write=[f"{scope}ping"], **ADA))
-    known, unknown = await stranger.push(mine(1)), await stranger.push(mine(99))
+    known, unknown = await stranger.push(own_delta(1)), await stranger.push(own_delta(99))
     assert refusal(known) == (403, "FORBIDDEN")
     assert known.body == unknown.body
     for path in READS:
         answers = [await stranger.request("GET", path), await stranger.request("GET", path)]
         assert {refusal(answer) for answer in answers} == {(403, "FORBIDDEN")}
     elsewhere = shared_server.gateway("-nowhere", token(**ADA))
-    assert (await elsewhere.push(mine(1))).body == known.body
-    # A client with a write grant must not learn which deltas another client has pushed, either.
+    assert (await elsewhere.push(own_delta(1))).body == known.body
+    # Even a client with a write grant must not learn which deltas another client has pushed.
     other = shared_server.gateway(credential=token(write=[scope], client_id="till-2"))
-    known, unknown = await other.push(mine(1)), await other.push(mine(99))
+    known, unknown = await other.push(own_delta(1)), await other.push(own_delta(99))
     assert known.body == unknown.body
     live = await stranger.live()
     error = await live.connect()
@@ -112,7 +112,7 @@ async def test_unauthorized_push_does_not_reveal_known_deltas(shared_server: Sha
 async def test_delta_of_another_client_refuses_the_push(shared_server: SharedServer) -> None:
     scope = shared_server.scope
     gateway = shared_server.gateway(credential=token([scope], [scope], **ADA))
-    answer = await gateway.push(mine(1), mine(2), change(3, client="till-2", a=1))
+    answer = await gateway.push(own_delta(1), own_delta(2), change(3, client="till-2", a=1))
     assert refusal(answer) == (403, "FORBIDDEN")
     message = "must be the credential's client"
     assert answer.json == {
@@ -126,7 +126,7 @@ async def test_delta_of_another_client_refuses_the_push(shared_server: SharedSer
         "index": 2,
     }
     assert await gateway.pull_all() == []
-    assert await gateway.push_accepted(mine(1)) == [(1, False)]
+    assert await gateway.push_accepted(own_delta(1)) == [(1, False)]
     # Without a client id, a credential's client id is its actor, including the prefix.
     user = shared_server.gateway(credential=token([scope], [scope]))
     assert refusal(await user.push(change(1, client="ada", a=1))) == (403, "FORBIDDEN")
@@ -137,7 +137,7 @@ async def test_delta_of_another_client_refuses_the_push(shared_server: SharedSer
 async def test_compaction_records_the_principal_of_the_request(shared_server: SharedServer) -> None:
     scope = shared_server.scope
     gateway = shared_server.gateway(credential=token([f"{scope}*"], [f"{scope}*"], **ADA))
-    await gateway.push_accepted(mine(1), mine(2, op="DELETE"))
+    await gateway.push_accepted(own_delta(1), own_delta(2, op="DELETE"))
     await gateway.compact(keep=0, tombstoneAgeMs=0)
     page = await shared_server.server.log.audit(wanted=AuditFilter(stream=scope))
     assert [(one.act, one.actor, one.details) for one in page.entries] == [
@@ -158,7 +158,7 @@ async def test_reading_writing_and_compacting_require_separate_grants(shared_ser
             ([f"{scope}*"], [f"{scope}*"]),
         )
     )
-    assert await writer.push_accepted(mine(1)) == [(1, False)]
+    assert await writer.push_accepted(own_delta(1)) == [(1, False)]
     for gateway, may_push, may_compact, may_read in (
         (reader, False, False, True),
         (writer, True, False, False),
@@ -166,7 +166,7 @@ async def test_reading_writing_and_compacting_require_separate_grants(shared_ser
         (all_of_it, True, True, True),
     ):
         push, compact, *reads = [
-            await gateway.push(mine(1)),
+            await gateway.push(own_delta(1)),
             await gateway.request("POST", "compact", json={"upto": 0}),
             *[await gateway.request("GET", path) for path in READS[:-1]],
         ]
@@ -176,7 +176,7 @@ async def test_reading_writing_and_compacting_require_separate_grants(shared_ser
     assert refusal(await writer.request("GET", "live")) == (403, "FORBIDDEN")
     stream = await reader.stream()
     await stream.connected()
-    assert await read_deltas(stream, 1) == [as_delivered(mine(1), 1)]
+    assert await read_deltas(stream, 1) == [as_delivered(own_delta(1), 1)]
     stream.close()
 
 
@@ -187,14 +187,14 @@ async def test_push_is_refused_if_its_key_is_revoked_while_the_body_is_read(
     server = shared_server.server
     made = api_key(server.served, "till-1", read=[shared_server.scope], write=[shared_server.scope])
 
-    async def slow(request: web.Request) -> bytes:
+    async def revoke_and_read(request: web.Request) -> bytes:
         assert server.served.api_keys is not None
         server.served.api_keys.revoke(made.key.id)
         server.server.reload()
         return await read_body(request)
 
-    monkeypatch.setattr("oncelog.server.endpoint.read_body", slow)
-    answer = await shared_server.gateway(credential=made.text).push(mine(1))
+    monkeypatch.setattr("oncelog.server.endpoint.read_body", revoke_and_read)
+    answer = await shared_server.gateway(credential=made.text).push(own_delta(1))
     assert refusal(answer) == (401, "AUTH_FAILED")
     assert await server.log.state.newest(shared_server.scope) == 0
 
@@ -236,7 +236,7 @@ async def test_repeated_authentication_failures_are_rate_limited(tmp_path: Path)
         gateway = server.gateway(credential="nonsense")
         answers = [refusal(await gateway.request("GET", "pull")) for _ in range(4)]
         assert answers == [(401, "AUTH_FAILED")] * 3 + [(429, "RATE_LIMITED")]
-        answer = await gateway.push(mine(1))
+        answer = await gateway.push(own_delta(1))
         assert answer.json["retryAfterMs"] > 0
         assert int(answer.headers["Retry-After"]) > 0
 
@@ -297,8 +297,8 @@ async def test_requests_during_a_store_failure_are_answered_with_server_error(
 
 
 def break_store(server: DeltasServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(*_: Any, **__: Any) -> Any:
+    async def fail_save(*_: Any, **__: Any) -> Any:
         raise StoreUnavailableError("the disk is gone")
 
     for name in ("commit", "read", "rows", "side_state"):
-        monkeypatch.setattr(server.log._store, name, broken)
+        monkeypatch.setattr(server.log._store, name, fail_save)

@@ -191,7 +191,7 @@ async def test_late_delta_does_not_restore_a_row_deleted_before_the_compaction(
 
 
 @pytest.mark.rule("DE-12", "DE-4")
-async def test_new_and_repeated_pushes_during_compaction(shared_server: SharedServer) -> None:
+async def test_new_and_repeated_pushes_are_accepted_during_compaction(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
     many = [change(number, f"r{number % 7}", a=number) for number in range(1, 301)]
     await gateway.push_accepted(*many[:200])

@@ -23,11 +23,11 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the rows that the store has fetched."""
     lengths: list[int] = []
 
-    def noted(state: bytes) -> Row:
+    def record_length(state: bytes) -> Row:
         lengths.append(len(state))
         return decode_row(state)
 
-    monkeypatch.setattr(sql_store, "decode_row", noted)
+    monkeypatch.setattr(sql_store, "decode_row", record_length)
     return lengths
 
 

@@ -111,7 +111,7 @@ async def test_known_delta_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("DE-2", "DE-4")
-async def test_delta_with_another_op_is_a_duplicate_and_counted(tmp_path: Path) -> None:
+async def test_delta_with_another_op_is_a_duplicate_and_is_counted(tmp_path: Path) -> None:
     first = change(1, a=1)
     other = {**first, "op": "DELETE"}
     async with run_server(tmp_path) as server:
@@ -152,7 +152,8 @@ async def test_known_delta_is_acknowledged_while_the_queue_is_full(
         if is_in_memory:
             body = b'{"deltas":[%b]}' % b",".join(canonical(delta) for delta in known)
             assert (await gateway.push_body(body)).json["duplicates"] == 2  # the pushed deltas in canonical form
-        # Only one lookup may wait for the held commit. With a cache it is this push's, without one the retry's.
+        # Only one lookup may wait for the held commit. With a cache, it is the lookup of this push; without one, it is
+        # the retry's.
         busy = asyncio.ensure_future(gateway.push(known[0], change(99, a=99)))
         await until(lambda: len(inquiries) == 1 if is_in_memory else busy.done())
         await soon(gate.reached.wait())
@@ -263,7 +264,7 @@ async def test_wrong_delta_id_is_refused_with_the_expected_one(shared_server: Sh
 
 @pytest.mark.rule("DE-6", "DE-10")
 @pytest.mark.parametrize("index", [0, 100, 199])
-@pytest.mark.parametrize("fault", ["hlc as a number", "a column twice", "no deltaId"])
+@pytest.mark.parametrize("fault", ["hlc as a number", "a repeated column", "no deltaId"])
 async def test_one_invalid_delta_refuses_a_large_push(shared_server: SharedServer, index: int, fault: str) -> None:
     gateway = shared_server.gateway()
     texts = [json.dumps(change(number, f"r{number}", a=number)) for number in range(1, 201)]

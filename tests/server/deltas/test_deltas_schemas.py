@@ -24,7 +24,7 @@ SHOP = {
 ANY: tuple[Any, ...] = (None, 1, "x", True, [], {})
 
 
-def written(directory: Path, schemas: Any) -> str:
+def write_schemas(directory: Path, schemas: Any) -> str:
     path = directory / "schemas.json"
     path.write_text(schemas if isinstance(schemas, str) else json.dumps(schemas), encoding="utf-8")
     return str(path)
@@ -37,7 +37,7 @@ def product(hlc: int = 1, **columns: Any) -> Any:
 @BOTH_STORES
 @pytest.mark.rule("DE-10", "DE-6")
 async def test_delta_that_violates_the_schema_is_refused_with_its_path(tmp_path: Path) -> None:
-    async with run_server(tmp_path, deltas_schemas=written(tmp_path, SHOP)) as server:
+    async with run_server(tmp_path, deltas_schemas=write_schemas(tmp_path, SHOP)) as server:
         gateway = server.gateway()
         good = product(name="Tea", price=3.5, stock=2, sold=False, tags=["x", {"y": 1}])
         for delta, words in (
@@ -88,13 +88,13 @@ async def test_delta_that_violates_the_schema_is_refused_with_its_path(tmp_path:
 @BOTH_STORES
 @pytest.mark.rule("DE-4", "CO-18")
 async def test_known_delta_is_acknowledged_after_the_schema_has_become_stricter(tmp_path: Path) -> None:
-    path = written(tmp_path, {})
+    path = write_schemas(tmp_path, {})
     old = product(anything=1)
     for is_in_memory in (True, False):
         async with run_server(tmp_path, deltas_schemas=path) as server:
             gateway = server.gateway()
             assert await gateway.push_accepted(old) == [(1, not is_in_memory)]
-            written(tmp_path, SHOP)
+            write_schemas(tmp_path, SHOP)
             server.server.reload()
             assert await gateway.push_accepted(old) == [(1, True)]
             assert refusal(await gateway.push(old, product(2, anything=2))) == (422, "INVALID")
@@ -108,7 +108,7 @@ async def test_star_schema_applies_to_gateways_without_a_schema(tmp_path: Path) 
         "a/b": {"u": {"a": "json"}},
         "*": {"t": {"a": "integer"}},
     }
-    async with run_server(tmp_path, deltas_schemas=written(tmp_path, schemas)) as server:
+    async with run_server(tmp_path, deltas_schemas=write_schemas(tmp_path, schemas)) as server:
         for name, delta, status in (
             ("shop", change(1, a="x"), 200),
             ("shop", change(1, a=1), 422),
@@ -141,7 +141,7 @@ async def test_star_schema_applies_to_gateways_without_a_schema(tmp_path: Path) 
     ],
 )
 async def test_invalid_schema_file_is_refused_with_its_name(tmp_path: Path, text: str, words: str) -> None:
-    schemas = TableSchemas(written(tmp_path, text))
+    schemas = TableSchemas(write_schemas(tmp_path, text))
     with pytest.raises(SettingsError) as raised:
         schemas.reload()
     assert str(raised.value).startswith("deltas_schemas: ")
@@ -160,33 +160,33 @@ def test_missing_schema_file_is_refused(tmp_path: Path) -> None:
 async def test_reload_of_an_invalid_schema_file_keeps_the_old_schemas(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with run_server(tmp_path, deltas_schemas=written(tmp_path, SHOP)) as server:
+    async with run_server(tmp_path, deltas_schemas=write_schemas(tmp_path, SHOP)) as server:
         gateway = server.gateway()
-        written(tmp_path, '{"shop": {"t": {"a": "texxt"}}}')
+        write_schemas(tmp_path, '{"shop": {"t": {"a": "texxt"}}}')
         with caplog.at_level(logging.ERROR):
             server.server.reload()
         assert "not reloaded: deltas_schemas: " in caplog.text
         assert "shop.t.a" in caplog.text
         assert refusal(await gateway.push(change(1, a=1))) == (422, "INVALID")
         assert await gateway.push_accepted(product(name="Tea")) == [(1, False)]
-        written(tmp_path, {"shop": {"t": {"a": "integer"}}})
+        write_schemas(tmp_path, {"shop": {"t": {"a": "integer"}}})
         server.server.reload()
         assert await gateway.push_accepted(change(1, a=1)) == [(2, False)]
 
 
 @pytest.mark.rule("CO-28")
 async def test_bad_schema_file_does_not_prevent_the_reload_of_other_files(tmp_path: Path) -> None:
-    async with run_server(tmp_path, api_keys=True, deltas_schemas=written(tmp_path, {})) as server:
+    async with run_server(tmp_path, api_keys=True, deltas_schemas=write_schemas(tmp_path, {})) as server:
         keys = server.served.api_keys
         assert keys is not None
         first, second = (api_key(server.served, "c1", write=["deltas/shop"]) for _ in range(2))
-        written(tmp_path, "[]")
+        write_schemas(tmp_path, "[]")
         keys.revoke(first.key.id)
         server.server.reload()
         assert refusal(await server.gateway(credential=first.text).push(change(1, a=1))) == (401, "AUTH_FAILED")
         gateway = server.gateway(credential=second.text)
         assert await gateway.push_accepted(change(1, a=1)) == [(1, False)]
-        written(tmp_path, SHOP)
+        write_schemas(tmp_path, SHOP)
         (tmp_path / "keys.json").write_bytes(b"no keys")
         server.server.reload()
         assert refusal(await gateway.push(change(2, a=2)))[0] == 422

@@ -34,12 +34,14 @@ async def at(url: str, name: str = "shop") -> AsyncIterator[Gateway]:
         yield Gateway(session, url, name)
 
 
-# --- a server that is killed ----------------------------------------------------------------------------------------
+# --- killed server --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("DE-4", "DE-6", "CO-10", "CO-16")
 @pytest.mark.parametrize("moment", ["before", "after"])
-async def test_server_killed_around_the_commit_stores_all_of_a_push_or_nothing(tmp_path: Path, moment: str) -> None:
+async def test_server_killed_around_the_commit_stores_a_push_completely_or_not_at_all(
+    tmp_path: Path, moment: str
+) -> None:
     old = [change(number, a=number) for number in range(1, 4)]
     new = [change(number, f"r{number}", a=number) for number in range(10, 30)]
     async with run_server(tmp_path) as deltas_server:

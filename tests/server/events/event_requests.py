@@ -13,7 +13,7 @@ async def post(served: Serving, body: bytes, **headers: str) -> Answer:
 
 
 async def committed_count(served: Serving) -> int:
-    """Return how many events the log contains."""
+    """Return the number of events in the log."""
     ready = (await served.get("/readyz")).json
     count: int = ready["last_committed_id"]
     return count

@@ -44,7 +44,7 @@ def numbers(page: Json) -> list[int]:
 
 
 def code_of(reply: Json) -> str:
-    """Return the error code of a reply, which must be an error."""
+    """Assert that the reply is an error, and return its code."""
     assert reply["type"] == "error", reply
     code: str = reply["payload"]["code"]
     return code

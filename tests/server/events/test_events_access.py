@@ -20,7 +20,7 @@ async def test_every_invalid_credential_gets_the_same_answer(tmp_path: Path) -> 
     async with serving(tmp_path, tokens=True, api_keys=True) as served:
         key = api_key(served, "billing", ["a"])
         good = token()
-        credentials = ["x", token(exp=1), token(key=auth_material.key_of("HS256", 1)), good[:-4] + "AAAA", "olk_x_y"]
+        credentials = ["x", token(exp=1), token(key=auth_material.make_key("HS256", 1)), good[:-4] + "AAAA", "olk_x_y"]
         headers = [{"Authorization": f"Bearer {one}"} for one in credentials]
         headers += [{}, {"Authorization": f"Basic {good}"}, {"Authorization": good}, {"Authorization": "Bearer"}]
         requests = [("GET", f"{PATH}?partition=orders/1"), ("POST", PATH), ("GET", f"{PATH}/stream?partition=a")]
@@ -122,7 +122,7 @@ async def test_failed_authentications_are_rate_limited(tmp_path: Path) -> None:
 
 @pytest.mark.rule("CO-21")
 @pytest.mark.parametrize("is_trusted", [True, False])
-async def test_forwarded_address_is_used_from_trusted_proxies_only(tmp_path: Path, is_trusted: bool) -> None:
+async def test_forwarded_address_is_used_only_from_trusted_proxies(tmp_path: Path, is_trusted: bool) -> None:
     proxies = ("127.0.0.0/8",) if is_trusted else ("10.0.0.0/8",)
     async with serving(tmp_path, tokens=True, trusted_proxies=proxies, auth_failures_per_minute_max=2) as served:
         statuses = [
@@ -160,7 +160,7 @@ async def test_requests_from_other_origins_are_refused_unless_configured(tmp_pat
 
 @pytest.mark.rule("CO-24")
 @pytest.mark.parametrize(("proxies", "status"), [(("127.0.0.1",), 200), ((), 403)])
-async def test_forwarded_scheme_is_used_from_trusted_proxies_only(
+async def test_forwarded_scheme_is_used_only_from_trusted_proxies(
     tmp_path: Path, proxies: tuple[str, ...], status: int
 ) -> None:
     async with serving(tmp_path, trusted_proxies=proxies) as served:

@@ -311,7 +311,7 @@ async def test_paging_stops_at_the_bound_of_the_first_page(tmp_path: Path) -> No
         bound, found, following = page["sync_to_committed_id"], page["events"], 100
         assert bound == 7
         while page["has_more"]:
-            # New events arrive faster than the reader pages.
+            # New events arrive faster than the reader reads pages.
             await served.commit(*(item(following + number) for number in range(5)))
             following += 5
             page = (await served.page("a", limit=3, since=page["next_since_committed_id"], to=bound)).json

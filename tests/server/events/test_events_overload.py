@@ -117,11 +117,11 @@ async def test_store_failure_during_commit_is_answered_with_server_error(
     async with serving(tmp_path) as served:
         store: Any = served.server.log._store
 
-        async def broken(*_: object, **__: object) -> None:
+        async def fail_commit(*_: object, **__: object) -> None:
             raise RuntimeError("internal detail")
 
         with monkeypatch.context() as patched:
-            patched.setattr(store, "commit", broken)
+            patched.setattr(store, "commit", fail_commit)
             answer = await served.submit(item(1))
         assert answer.refusal == (500, "server_error")
         assert b"internal detail" not in answer.body
@@ -138,11 +138,11 @@ async def test_store_failure_during_a_read_is_answered_with_a_retry_time(
         assert await served.commit(item(1)) == [1]
         store: Any = served.server.log._store
 
-        async def broken(*_: object, **__: object) -> None:
+        async def fail_read(*_: object, **__: object) -> None:
             raise StoreUnavailableError("internal detail")
 
         with monkeypatch.context() as patched:
-            patched.setattr(store, "read_views", broken)
+            patched.setattr(store, "read_views", fail_read)
             answer = await served.page("a")
         assert answer.refusal == (500, "server_error")
         assert answer.error["message"] == "the log cannot be read at the moment; try again"

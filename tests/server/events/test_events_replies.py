@@ -54,7 +54,7 @@ async def test_replies_are_sent_in_the_order_of_their_requests() -> None:
 
 
 @pytest.mark.rule("EV-8", "EV-13")
-async def test_page_does_not_overtake_an_earlier_result() -> None:
+async def test_page_is_not_sent_before_an_earlier_result() -> None:
     async with session_server() as server:
         ada, bob = await server.connect("ada"), await server.connect("bob")
         await ada.sync()
@@ -243,7 +243,7 @@ def test_own_positions_above_the_forgotten_ones_are_known(seed: int, monkeypatch
     assert positions.known_after > 0
 
 
-# --- the queue alone -----------------------------------------------------------------------------------
+# --- the reply queue -----------------------------------------------------------------------------------
 
 
 class OrderWire:

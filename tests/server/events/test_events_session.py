@@ -210,7 +210,7 @@ async def test_only_the_oversized_event_is_rejected() -> None:
 
 
 @pytest.mark.rule("EV-9", "EV-10", "CO-22")
-async def test_forbidden_write_is_rejected_alike_for_known_and_unknown_ids() -> None:
+async def test_forbidden_write_is_rejected_in_the_same_way_for_known_and_unknown_ids() -> None:
     tokens = Tokens()
     tokens.add("ada")
     tokens.add("eve", parse_grants(["*"], ["public", "eve/*"]))
@@ -233,7 +233,7 @@ async def test_forbidden_write_is_rejected_alike_for_known_and_unknown_ids() -> 
                 "errors": [{"field": "partitions", "message": "the credential has no write access to some of them"}],
             }
         ]
-        assert len(server.log.store.batches) == batches  # no event was looked up
+        assert len(server.log.store.batches) == batches  # No event was looked up.
         mixed = await eve.submit(item(8, "public", "secret"), item(9, "eve/1"), item(2, "public"))
         assert [one.get("reason", one["status"]) for one in mixed] == ["forbidden", "committed", "committed"]
 
@@ -345,7 +345,7 @@ async def test_request_above_the_rate_limit_commits_nothing_and_is_resent_as_a_w
         assert reply["payload"]["details"] == {"retry_after_ms": 200}
         assert server.counts.events_committed == 1
         server.log.clock.advance(200)
-        # More than the burst of 5: the full bucket admits it, and must refill before the next event.
+        # This request exceeds the burst of 5. The full bucket admits it, and must refill before the next event.
         assert [one["committed_id"] for one in await ada.submit(*events)] == list(range(2, 12))
         late = await ada.request("submit_events", {"events": [item(101)]})
         assert late["payload"]["details"] == {"retry_after_ms": 1200}
@@ -361,7 +361,7 @@ async def test_store_failure_during_commit_closes_the_connection_with_server_err
         peer = await server.connect()
 
         async def fail(_: object) -> None:
-            raise StoreUnavailableError("the disk is away: /secret/path")
+            raise StoreUnavailableError("the disk is unavailable: /secret/path")
 
         server.log.store.before_commit = fail
         reply = await peer.request("submit_events", {"events": [item(1)]})

@@ -267,11 +267,11 @@ async def test_unexpected_failure_during_catch_up_closes_the_connection() -> Non
         page = await ada.sync(limit=1)
         await bob.submit(item(3))
 
-        async def broken(query: Query) -> None:
+        async def fail_query(query: Query) -> None:
             if query.after == 2:
                 raise ZeroDivisionError
 
-        server.log.store.before_read = broken
+        server.log.store.before_read = fail_query
         await ada.sync(since=page["next_since_committed_id"])
         await until(lambda: ada.wire.closed_with is not None)
         assert ada.wire.closed_with == (WSCloseCode.INTERNAL_ERROR, "server_error")
@@ -286,10 +286,10 @@ async def test_failing_connection_does_not_stop_broadcasts_to_other_peers(
         for peer in (bad, bob):
             await peer.sync()
 
-        def broken(_: bytes) -> None:
+        def fail_write(_: bytes) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(bad.wire, "write", broken)
+        monkeypatch.setattr(bad.wire, "write", fail_write)
         await ada.submit(item(1))
         await ada.submit(item(2))
         await bob.wire.wait_for_messages(4)
@@ -319,11 +319,11 @@ async def test_full_connection_is_not_polled_in_a_busy_loop(
         await slow.sync()
         asked = 0
 
-        async def at_once() -> None:
+        async def return_immediately() -> None:
             nonlocal asked
             asked += 1
 
-        monkeypatch.setattr(slow.wire, "drain", at_once)
+        monkeypatch.setattr(slow.wire, "drain", return_immediately)
         slow.wire.is_stuck = True
         await ada.submit(item(1))
         loop = asyncio.get_running_loop()

@@ -100,7 +100,7 @@ async def test_replies_keep_their_order_when_the_queue_is_full_and_other_process
 
 
 def _retried(peer: Peer) -> set[int]:
-    """Return the committed ids that another peer may have committed, and that can therefore be broadcast too."""
+    """Return the committed ids of retries. They may also be broadcast, because another peer may have committed them."""
     return {
         one["committed_id"]
         for message in peer.messages
@@ -187,10 +187,10 @@ async def test_unreadable_log_closes_all_sessions() -> None:
         idle, live = await server.connect("ada"), await server.connect("bob")
         await live.sync("a")
 
-        async def changed(_: object) -> None:
+        async def fail_read(_: object) -> None:
             raise HistoryChangedError("another file", "e", 0)
 
-        server.log.store.before_read = changed
+        server.log.store.before_read = fail_read
         await server.log.commit_elsewhere(*submissions(item(7)))
         await idle.send("submit_events", {"events": [item(8)]})
         await until(lambda: idle.wire.closed_with is not None and live.wire.closed_with is not None)

@@ -51,7 +51,8 @@ async def test_stream_sends_stored_events_first_and_then_new_ones(tmp_path: Path
         events = await stream.events(2)
         assert numbers(events) == [5, 6]
         assert events == (await served.page("a", since=3)).json["events"]
-        # An author's stream includes its own events, because a stream is not tied to the submitting connection.
+        # A stream also delivers events that its author has submitted, because it is not tied to the submitting
+        # connection.
         assert await served.commit(item(6), item(7)) == [6, 7]
         assert numbers(await stream.events(1)) == [7]
 
@@ -148,7 +149,7 @@ async def test_stream_of_an_unreadable_partition_is_refused(tmp_path: Path) -> N
 
 
 async def read_error(stream: Any) -> Any:
-    """Return the data of the next event, which must be `error` and the last event of the stream."""
+    """Assert that the next event is `error` and the last event of the stream, and return its data."""
     message = await stream.next()
     assert message is not None
     assert message.kind == "error"
@@ -206,7 +207,7 @@ async def test_stream_ends_when_the_server_stops(tmp_path: Path) -> None:
             assert numbers(await stream.events(1)) == [1]
         await soon(served.server.stop())
         for stream in streams:
-            assert await stream.next() is None  # no error event: the browser reconnects on its own
+            assert await stream.next() is None  # No error event is sent, so that the browser reconnects automatically.
 
 
 async def test_stream_is_removed_when_its_reader_disconnects(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A server that hangs at its first commit: python hanging_commit_worker.py STORE before|after
 
-It prints its URL and gRPC port, and later "there" when it hangs: before the commit, or after the commit and before
-the answer. It then waits to be killed.
+It prints its URL and gRPC port, and prints "there" once it hangs: before the commit, or after the commit and before the
+answer. It then waits to be killed.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ async def main(store: str, moment: str) -> None:
         kept: Any = server.log._store
         commit = kept.commit
 
-        async def withheld(*given: Any, **named: Any) -> None:
+        async def hang(*given: Any, **named: Any) -> None:
             if moment == "after":
                 await commit(*given, **named)
             print_line("there")
             await asyncio.Event().wait()
 
-        kept.commit = withheld
+        kept.commit = hang
         assert server.grpc_service is not None
         print_line(server.urls[0], server.grpc_service.port)
         await asyncio.Event().wait()

@@ -29,7 +29,7 @@ async def check_nothing_written(shared_server: SharedServer) -> None:
 
 
 async def send_among_valid_writes(shared_server: SharedServer, bad: Any) -> CallError:
-    """Send a call that must be refused together with valid writes of other clients, and return its error."""
+    """Send a call together with valid writes of other clients, assert that it is refused, and return its error."""
     others = [shared_server.ledger(f"client-{number}") for number in range(4)]
     good = [ledger.write(1, put(ledger.client_id), key=key(1)) for ledger in others]
     one, two, error, three, four = await asyncio.gather(good[0], good[1], expect_refusal(bad), good[2], good[3])

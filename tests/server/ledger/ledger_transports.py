@@ -70,7 +70,7 @@ _BASE64: Final = frozenset(["value", "current_value", "value_equals", "body"])
 
 
 class CallError(Exception):
-    """A call has failed."""
+    """Error of a failed call."""
 
     def __init__(self, status: str, message: str, field: str | None, code: str, retry_after_ms: int | None) -> None:
         super().__init__(f"{status}: {message}")
@@ -78,7 +78,7 @@ class CallError(Exception):
         self.message = message
         self.field = field
         self.code = code
-        """The API's error code, or an empty string for an error of gRPC itself."""
+        """The API's error code, or an empty string if gRPC itself failed the call."""
         self.retry_after_ms = retry_after_ms
         self.details: Mapping[str, Any] = {}
         """Other details of the error, as strings."""
@@ -161,7 +161,7 @@ class GrpcWire:
             answer = await method(request, metadata=self.metadata, timeout=WAIT_S)
         except grpc.aio.AioRpcError as error:
             raise rpc_error(error) from None
-        return _normal(members_of(answer))
+        return _normalize(members_of(answer))
 
     async def raw(self, name: str, data: bytes) -> bytes:
         """Send bytes that may not be a valid message."""
@@ -192,7 +192,7 @@ class GrpcBlockStream:
             raise rpc_error(error) from None
         if block is grpc.aio.EOF:
             return None
-        return _normal(members_of(block))
+        return _normalize(members_of(block))
 
     async def close(self) -> None:
         self._call.cancel()
@@ -216,7 +216,7 @@ _REQUESTS: Final[Mapping[str, Any]] = {
 def message_of(kind: Any, members: Mapping[str, Any]) -> Any:
     """Build a message. Members that the message type lacks are dropped."""
     known = {name: value for name, value in members.items() if name in kind.DESCRIPTOR.fields_by_name}
-    return json_format.ParseDict(_spelt(known, lambda _, value: b64encode(value).decode()), kind())
+    return json_format.ParseDict(_encode_bytes(known, lambda _, value: b64encode(value).decode()), kind())
 
 
 def members_of(message: Message) -> Json:
@@ -280,7 +280,7 @@ class HttpWire:
 
     async def call(self, name: str, members: Mapping[str, Any]) -> Json:
         if name in _POSTED:
-            body = json.dumps(_spelt(members, _json_bytes)).encode()
+            body = json.dumps(_encode_bytes(members, _json_bytes)).encode()
             return await self.post(_PATHS[name], body)
         query = {name: str(value) for name, value in members.items()}
         return await self.get(_PATHS[name], query)
@@ -324,7 +324,7 @@ class HttpBlockStream:
             return None
         if message.kind == "error":
             raise _error(_CODES[message.json["code"]], message.json)
-        block = _normal(_read(message.json))
+        block = _normalize(_decode_bytes(message.json))
         assert message.id == str(block["header"]["height"])
         return block
 
@@ -338,13 +338,15 @@ async def _answer(response: aiohttp.ClientResponse) -> Json:
     assert response.content_type == ("application/json" if is_ok else "application/problem+json"), body
     given = json.loads(body)
     if is_ok and given.pop("already_committed", False):
-        return _normal(_read({"error": {"code": "ALREADY_COMMITTED", "number": 5, "message": "as a receipt", **given}}))
+        return _normalize(
+            _decode_bytes({"error": {"code": "ALREADY_COMMITTED", "number": 5, "message": "as a receipt", **given}})
+        )
     if is_ok:
-        return _normal(_read(given))
+        return _normalize(_decode_bytes(given))
     assert given["status"] == response.status
     if "number" in given:  # gRPC returns refused writes as data, not as an error
         assert {"code": given["code"], "message": given["detail"]}.items() <= given["error"].items()
-        return _normal(_read({"error": given["error"]}))
+        return _normalize(_decode_bytes({"error": given["error"]}))
     error = _error(STATUS_OF[response.status], given["error"])
     error.http_status = response.status
     error.retry_after_s = response.headers.get("Retry-After", "")
@@ -362,26 +364,26 @@ def _json_bytes(name: str, value: bytes) -> str:
     return value.hex() if name in _HEXADECIMAL else b64encode(value).decode()
 
 
-def _spelt(value: Any, spell: Any, name: str = "") -> Any:
+def _encode_bytes(value: Any, spell: Any, name: str = "") -> Any:
     """Return the value with its bytes encoded as text."""
     if isinstance(value, bytes):
         return spell(name, value)
     if isinstance(value, Mapping):
-        return {member: _spelt(one, spell, member) for member, one in value.items()}
+        return {member: _encode_bytes(one, spell, member) for member, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_spelt(one, spell, name) for one in value]
+        return [_encode_bytes(one, spell, name) for one in value]
     return value
 
 
-def _read(value: Any, name: str = "") -> Any:
+def _decode_bytes(value: Any, name: str = "") -> Any:
     """Return the value with its encoded texts decoded to bytes."""
     if isinstance(value, dict):
-        found = {member: _read(one, member) for member, one in value.items()}
+        found = {member: _decode_bytes(one, member) for member, one in value.items()}
         if name == "record":  # in a proof, `key` is an idempotency key, not an entity key
             found["key"] = bytes.fromhex(found["key"])
         return found
     if isinstance(value, list):
-        return [_read(one, name) for one in value]
+        return [_decode_bytes(one, name) for one in value]
     if isinstance(value, str) and name in _HEXADECIMAL:
         return bytes.fromhex(value)
     if isinstance(value, str) and name in _BASE64:
@@ -389,8 +391,8 @@ def _read(value: Any, name: str = "") -> Any:
     return value
 
 
-def _normal(answer: Json) -> Json:
-    """Convert equivalent answers of both wires to the same form."""
+def _normalize(answer: Json) -> Json:
+    """Convert equivalent answers over HTTP and gRPC to the same form."""
     if "success" in answer:
         return dict(answer["success"])
     error = answer.get("error")
@@ -538,7 +540,7 @@ def code(answer: Json) -> str:
 
 
 async def expect_refusal(call: Any) -> CallError:
-    """Await a call that must fail and return its error."""
+    """Await a call, assert that it fails, and return its error."""
     try:
         answer = await call
     except CallError as error:

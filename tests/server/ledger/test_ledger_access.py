@@ -34,7 +34,7 @@ TX: Final = "0001000000000001"
 
 
 server_pool = server_pool_with(tokens=True, api_keys=True, auth_failures_per_minute_max=0)
-"""Servers that require credentials, with a clock that stands still."""
+"""Servers that require credentials, with a stopped clock."""
 
 
 async def read_first_block(ledger: Ledger) -> Json | None:
@@ -63,7 +63,7 @@ def reads(ledger: Ledger) -> list[Any]:
 
 
 async def refusals(calls: Sequence[Any]) -> list[tuple[str, str, str | None]]:
-    """Return the errors of calls that must all be refused."""
+    """Assert that all calls are refused, and return their errors."""
     return [error.summary for error in await asyncio.gather(*map(expect_refusal, calls))]
 
 
@@ -86,7 +86,7 @@ async def test_invalid_credentials_are_refused_with_one_message(shared_server: S
         "nothing",
         good[:-2],
         token(exp=auth_material.NOW_S - 31),
-        auth_material.token(key=auth_material.key_of("HS256", 1)),
+        auth_material.token(key=auth_material.make_key("HS256", 1)),
         revoked.text,
         revoked.text[:-1],
     ):
@@ -224,7 +224,7 @@ async def error_or_none(call: Any) -> tuple[str, str, str | None] | None:
 async def test_grants_apply_to_the_scopes_they_list(
     shared_server: SharedServer, read: list[str], write: list[str], expected: list[str]
 ) -> None:
-    """`{o}` in a grant stands for the test's organization."""
+    """`{o}` in a grant is replaced by the test's organization."""
     name, server = shared_server.name, shared_server.server
     scopes = [(name, ""), (name, "main"), (name, "other"), (f"{name}2", ""), (f"a{name}/b", "")]
     for scope in scopes:  # with the idempotency key that the other credential will send

@@ -47,7 +47,7 @@ CLIENTS: Final = ("ann", "bob", "cyd")
 Outcome = tuple[Any, ...]
 OUTCOMES: Final = {"committed", "replayed", "identity_reused", "sequence_gap", "sequence_reused"}
 REOPEN_INTERVAL: Final = 9
-"""Number of moments between two reopenings of the stores."""
+"""Number of moments after which the stores are reopened."""
 
 
 class Moment(NamedTuple):
@@ -112,7 +112,7 @@ class Model:
         if sequence > last + 1:
             return ("sequence_gap", last)
         if sequence <= last:
-            old = table.sequences[*client, sequence]  # its record decides, regardless of its age
+            old = table.sequences[*client, sequence]  # the stored record decides, regardless of its age
             return old.place if old.fingerprint == write.fingerprint else ("sequence_reused", last)
         self._commit(write, now_ms, lane, table)
         return ("committed", *table.sequences[*client, sequence].place[1:])
@@ -173,7 +173,7 @@ class HistoryGenerator:
         scope, client = self.chance.choice(SCOPES), self.chance.choice(CLIENTS)
         entry = self._model.table(scope)[1].clients.get((scope, client))
         sequence = 1 if entry is None else entry.sequence + 1
-        if self.chance.random() < 0.15:  # as from a faulty client
+        if self.chance.random() < 0.15:  # as a faulty client would
             sequence = self.chance.choice([1, sequence + 1, max(1, sequence - 1), max(1, sequence - 2)])
         key = b"" if self.chance.random() < 0.2 else b"k" + self.chance.randrange(30).to_bytes(15, "big")
         operation = SetEntity(f"{self.chance.randrange(3)}", b"%d" % self.chance.randrange(4))
@@ -310,7 +310,7 @@ def compare(path: Path, seed: int, moments: int, *, is_long: bool, with_postgres
             if number % REOPEN_INTERVAL == REOPEN_INTERVAL - 1:
                 for submitter in run_server.values():
                     submitter.log.reopen()
-    # A history in which an outcome is missing would not test that outcome.
+    # If a history lacked an outcome, the test would not cover that outcome.
     assert model.evictions
     assert outcomes == OUTCOMES
 

@@ -24,7 +24,7 @@ from server.ledger.ledger_transports import (
     expect_success,
     put,
 )
-from server.ledger.write_answers import expect_already_committed, outcome, place, retry_write, write_transactions
+from server.ledger.write_answers import expect_already_committed, outcome, receipt_of, retry_write, write_transactions
 from server.shared_servers import pool_fixture
 
 pytestmark = BOTH_STORES
@@ -102,7 +102,7 @@ async def test_client_is_evicted_at_the_interval_and_then_unknown(server: Evicti
     server.clock.advance(TTL_MS + 1)
     await server.fill(INTERVAL - 1)
     assert await server.ledger.last_sequence() == 1
-    assert expect_already_committed(await retry_write(server.ledger, 1)) == place(first)
+    assert expect_already_committed(await retry_write(server.ledger, 1)) == receipt_of(first)
     await server.fill(INTERVAL)
     await check_evicted(server.ledger, first)
 
@@ -116,7 +116,7 @@ async def test_eviction_is_the_same_after_restarts(tmp_path: Path, wire: str) ->
         await server.fill(INTERVAL - 1)
     async with evicting(tmp_path, wire, clock) as server:
         assert await server.ledger.last_sequence() == 1
-        assert expect_already_committed(await retry_write(server.ledger, 1)) == place(first)
+        assert expect_already_committed(await retry_write(server.ledger, 1)) == receipt_of(first)
         await server.fill(INTERVAL)
     async with evicting(tmp_path, wire, clock) as server:
         await check_evicted(server.ledger, first)
@@ -167,17 +167,17 @@ async def test_only_entries_older_than_the_time_to_live_are_evicted(
     await server.fill(INTERVAL)
     assert await server.ledger.last_sequence() == last
     # The answer cache forgets at the same age, without waiting for a multiple of the interval.
-    assert (outcome(await retry_write(server.ledger, 1)) == place(first)) is (last == 1)
+    assert (outcome(await retry_write(server.ledger, 1)) == receipt_of(first)) is (last == 1)
 
 
 @pytest.mark.rule("LG-15")
-async def test_time_without_writes_evicts_nothing(server: EvictingServer) -> None:
+async def test_passing_of_time_without_writes_evicts_nothing(server: EvictingServer) -> None:
     """Eviction happens at log positions, so a log without writes evicts nothing."""
     (first,) = await write_transactions(server.ledger, 1)
     server.clock.advance(10 * TTL_MS)
     assert await server.ledger.last_sequence() == 1
-    assert expect_already_committed(await retry_write(server.ledger, 1)) == place(first)
-    assert expect_already_committed(await retry_write(server.ledger, 1, with_key=b"")) == place(first)
+    assert expect_already_committed(await retry_write(server.ledger, 1)) == receipt_of(first)
+    assert expect_already_committed(await retry_write(server.ledger, 1, with_key=b"")) == receipt_of(first)
 
 
 @pytest.mark.rule("LG-6", "LG-13", "LG-15")
@@ -195,18 +195,18 @@ async def test_record_at_the_evicting_position_applies_before_the_eviction(tmp_p
         for number in (1, 2):
             for asked in (key(number), key(50), b""):
                 answer = await ledger.write(number, put("a", b"%d" % number), key=asked)
-                assert expect_already_committed(answer) == place(committed[number - 1])
+                assert expect_already_committed(answer) == receipt_of(committed[number - 1])
                 error = expect_failure(await ledger.write(number, put("a", b"other"), key=asked))
                 assert (error["code"], error["last_committed_sequence"]) == ("SEQUENCE_REUSED", 3)
         assert await ledger.last_sequence() == 3
         assert await ledger.value("a") == b"3"
     async with evicting(tmp_path, wire, clock) as server:
-        assert expect_already_committed(await retry_write(server.ledger, 1)) == place(committed[0])
-        assert expect_already_committed(await retry_write(server.ledger, 3)) == place(third)
+        assert expect_already_committed(await retry_write(server.ledger, 1)) == receipt_of(committed[0])
+        assert expect_already_committed(await retry_write(server.ledger, 3)) == receipt_of(third)
 
 
 @pytest.mark.rule("LG-15")
-async def test_each_stream_of_a_client_is_evicted_by_its_own_last_write(server: EvictingServer) -> None:
+async def test_each_stream_of_a_client_is_evicted_by_the_time_of_its_last_write(server: EvictingServer) -> None:
     ledger = server.ledger
     vault, another = ledger.of(vault="main"), ledger.of(client_id="another")
     await write_transactions(ledger, 1)
@@ -219,7 +219,7 @@ async def test_each_stream_of_a_client_is_evicted_by_its_own_last_write(server: 
 
 
 @pytest.mark.rule("LG-16", "LG-15")
-async def test_clock_that_is_set_back_evicts_nothing(tmp_path: Path, wire: str) -> None:
+async def test_setting_the_clock_back_evicts_nothing(tmp_path: Path, wire: str) -> None:
     clock = ManualClock()
     async with evicting(tmp_path, wire, clock) as server:
         ledger = server.ledger
@@ -230,14 +230,14 @@ async def test_clock_that_is_set_back_evicts_nothing(tmp_path: Path, wire: str) 
         assert [await retry_write(ledger, number) for number in (1, 2)] == answers
         third = expect_success(await retry_write(ledger, 3))
         assert third["timestamp_ms"] >= answers[1]["timestamp_ms"]
-        # Log time stands still, so no entry has aged.
+        # Log time does not advance, so no entry has aged.
         clock.advance(29 * TTL_MS)
         await server.fill(3 * INTERVAL)
         assert await ledger.last_sequence() == 3
 
 
 @pytest.mark.rule("LG-16", "CO-17")
-async def test_clock_that_jumps_forward_evicts_nothing(tmp_path: Path, wire: str) -> None:
+async def test_forward_clock_jump_evicts_nothing(tmp_path: Path, wire: str) -> None:
     clock = ManualClock()
     async with evicting(tmp_path, wire, clock) as server:
         ledger = server.ledger

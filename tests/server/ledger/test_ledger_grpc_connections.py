@@ -1,4 +1,4 @@
-"""gRPC connections of clients without a credential, and of clients that send or read nothing or too much."""
+"""gRPC connections of unauthenticated clients, and of clients that send or read nothing or too much."""
 
 import asyncio
 import gc
@@ -38,7 +38,7 @@ MIB: Final = 1024 * 1024
 
 
 @asynccontextmanager
-async def known(directory: Path, **options: Any) -> AsyncIterator[LedgerServer]:
+async def run_authenticated_server(directory: Path, **options: Any) -> AsyncIterator[LedgerServer]:
     """Run a server that requires credentials."""
     async with run_server(directory, GRPC, tokens=True, **options) as server:
         yield server
@@ -55,12 +55,12 @@ def read_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     taken: list[int] = []
     message = grpc_service.LedgerGrpcService._read_message
 
-    async def counted(service: grpc_service.LedgerGrpcService, kind: Any, context: Any) -> Any:
+    async def record_length(service: grpc_service.LedgerGrpcService, kind: Any, context: Any) -> Any:
         found = await message(service, kind, context)
         taken.append(found.ByteSize())
         return found
 
-    monkeypatch.setattr(grpc_service.LedgerGrpcService, "_read_message", counted)
+    monkeypatch.setattr(grpc_service.LedgerGrpcService, "_read_message", record_length)
     yield taken
 
 
@@ -69,8 +69,8 @@ def read_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 @pytest.mark.rule("CO-21", "CO-30")
 async def test_call_without_a_credential_is_refused_before_its_message(tmp_path: Path) -> None:
-    """A server that waited for the message first would wait for clients that send only half of it."""
-    async with known(tmp_path) as server:
+    """A server that waited for the message first would keep waiting for clients that send only half of it."""
+    async with run_authenticated_server(tmp_path) as server:
         channel = server.wire().channel
         names = [method.name for method in pb.DESCRIPTOR.services_by_name["Ledger"].methods]
         assert len(names) == 11
@@ -82,7 +82,7 @@ async def test_call_without_a_credential_is_refused_before_its_message(tmp_path:
 @pytest.mark.rule("CO-21", "CO-30")
 async def test_long_message_without_a_credential_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = pb.WriteRequest(organization="acme", sequence=1, idempotency_key=bytes(MIB)).SerializeToString()
-    async with known(tmp_path) as server:
+    async with run_authenticated_server(tmp_path) as server:
         with read_by(monkeypatch) as taken:
             error = await expect_refusal(server.wire().raw("Write", request))
             assert error.status == "UNAUTHENTICATED"
@@ -95,7 +95,7 @@ async def test_long_message_without_a_credential_is_not_read(tmp_path: Path, mon
 @pytest.mark.rule("CO-30")
 async def test_call_without_a_message_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_service, "MESSAGE_TIMEOUT_S", 0.01)
-    async with known(tmp_path) as server:
+    async with run_authenticated_server(tmp_path) as server:
         way = server.wire(credential=GOOD)
         for name in ("Write", "WatchBlocks"):
             silent = way.channel.stream_stream(f"/{grpc_service.SERVICE}/{name}")(metadata=way.metadata)
@@ -120,21 +120,21 @@ async def connected(server: LedgerServer, data: bytes) -> AsyncIterator[asyncio.
 @pytest.mark.rule("CO-30")
 @pytest.mark.parametrize("said", [b"", PREFACE[:5], PREFACE])
 async def test_connection_without_a_handshake_is_closed(tmp_path: Path, said: bytes) -> None:
-    async with known(tmp_path, connect_timeout_ms=50) as server, connected(server, said) as reader:
+    async with run_authenticated_server(tmp_path, connect_timeout_ms=50) as server, connected(server, said) as reader:
         await soon(reader.read())  # until the connection closes
 
 
 @pytest.mark.rule("CO-30")
 async def test_idle_connection_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_service, "IDLE_MS", 50)
-    async with known(tmp_path) as server, connected(server, PREFACE + SETTINGS) as reader:
+    async with run_authenticated_server(tmp_path) as server, connected(server, PREFACE + SETTINGS) as reader:
         await soon(reader.read())
 
 
 @pytest.mark.rule("CO-27", "CO-30")
 @pytest.mark.parametrize("limit", ["connections_max", "grpc_connections_max"])
 async def test_number_of_grpc_connections_is_limited(tmp_path: Path, limit: str) -> None:
-    async with known(tmp_path, **{limit: 2}) as server:
+    async with run_authenticated_server(tmp_path, **{limit: 2}) as server:
         async with AsyncExitStack() as held:
             for _ in range(2):
                 reader = await held.enter_async_context(connected(server, PREFACE + SETTINGS))
@@ -143,7 +143,7 @@ async def test_number_of_grpc_connections_is_limited(tmp_path: Path, limit: str)
                 with suppress(ConnectionError):
                     assert await soon(reader.read()) == b""
 
-        async def is_let_in() -> bool:
+        async def is_accepted() -> bool:
             channel = channel_to(server)
             try:
                 call = channel.unary_unary(WRITE)(b"", timeout=WAIT_S)
@@ -151,13 +151,13 @@ async def test_number_of_grpc_connections_is_limited(tmp_path: Path, limit: str)
             finally:
                 await channel.close()
 
-        while not await soon(is_let_in()):  # gRPC detects the closed connection later
+        while not await soon(is_accepted()):  # gRPC detects the closed connection later
             pass
 
 
 @pytest.mark.rule("CO-30")
 async def test_metadata_length_is_limited(tmp_path: Path) -> None:
-    async with known(tmp_path) as server:
+    async with run_authenticated_server(tmp_path) as server:
         call = server.wire().channel.unary_unary(WRITE)
         for length, status in (
             (16_384, grpc.StatusCode.UNAUTHENTICATED),  # the metadata is accepted, but the token is invalid
@@ -171,7 +171,7 @@ async def test_metadata_length_is_limited(tmp_path: Path) -> None:
 @pytest.mark.rule("CO-30")
 async def test_concurrent_calls_per_connection_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_service, "CALLS_MAX", 3)
-    async with known(tmp_path) as server:
+    async with run_authenticated_server(tmp_path) as server:
         assert server.server.grpc_service is not None
         calls = server.server.grpc_service._calls
         way = server.wire(credential=GOOD)
@@ -214,13 +214,13 @@ async def test_answered_message_is_freed(tmp_path: Path, status: str, monkeypatc
     made: list[Any] = []
     message = grpc_service.LedgerGrpcService._read_message
 
-    async def noted(service: grpc_service.LedgerGrpcService, kind: Any, context: Any) -> Any:
+    async def keep_reference(service: grpc_service.LedgerGrpcService, kind: Any, context: Any) -> Any:
         found = Request(await message(service, kind, context))
         made.append(weakref.ref(found))
         return found
 
-    async with known(tmp_path) as server:
-        monkeypatch.setattr(grpc_service.LedgerGrpcService, "_read_message", noted)
+    async with run_authenticated_server(tmp_path) as server:
+        monkeypatch.setattr(grpc_service.LedgerGrpcService, "_read_message", keep_reference)
         ledger = server.ledger(credential=GOOD)
         for sequence in (1, 2):
             asked = ledger.write(0 if status == "INVALID_ARGUMENT" else sequence, put("a", bytes(1000)))
@@ -239,13 +239,13 @@ async def test_message_with_too_many_operations_is_refused_before_decoding_them(
     looked_at = 0
     operation_of = operation_codec.decode_operation
 
-    def counted(message: Any, index: int) -> Any:
+    def count_operation(message: Any, index: int) -> Any:
         nonlocal looked_at
         looked_at += 1
         return operation_of(message, index)
 
-    async with known(tmp_path) as server:
-        monkeypatch.setattr(grpc_codec, "decode_operation", counted)
+    async with run_authenticated_server(tmp_path) as server:
+        monkeypatch.setattr(grpc_codec, "decode_operation", count_operation)
         many = [pb.Operation(delete_entity=pb.DeleteEntity(key="a"))] * OPERATIONS_MAX
         way = server.wire(credential=GOOD)
         for given in ([*many, many[0]], many):
@@ -275,15 +275,15 @@ async def test_long_message_is_decoded_in_another_thread(
     operation_of = operation_codec.decode_operation
     loop_thread = threading.current_thread()
 
-    def noted(message: Any, index: int) -> Any:
+    def record_thread(message: Any, index: int) -> Any:
         threads.append(threading.current_thread() is loop_thread)
         return operation_of(message, index)
 
     def _batched(ledger: Any) -> Any:
         return lambda sequence, one: ledger.batch_write(sequence, [one])
 
-    async with known(tmp_path) as server:
-        monkeypatch.setattr(grpc_codec, "decode_operation", noted)
+    async with run_authenticated_server(tmp_path) as server:
+        monkeypatch.setattr(grpc_codec, "decode_operation", record_thread)
         ledger = server.ledger(credential=GOOD)
         write = ledger.write if method == "Write" else _batched(ledger)
         assert code(await write(1, put("a", bytes(LONG_FRAME_BYTES)))) == "OK"
@@ -315,11 +315,11 @@ async def test_long_body_is_decoded_in_another_thread(
     name = "decode_write" if path == "write" else "decode_batch"
     read = getattr(codec, name)
 
-    def noted(body: bytes) -> Any:
+    def record_thread(body: bytes) -> Any:
         threads.append(threading.current_thread() is loop_thread)
         return read(body)
 
-    monkeypatch.setattr(codec, name, noted)
+    monkeypatch.setattr(codec, name, record_thread)
     async with run_server(tmp_path, HTTP) as server:
         ledger = server.ledger(client_id="app")
         for sequence, length in ((1, LONG_FRAME_BYTES), (2, 1000)):
@@ -337,12 +337,12 @@ async def test_slow_reader_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     sent = 0
     to_block_members = reads.to_block_members
 
-    def counted(block: Any, epoch: str) -> Any:
+    def count_block(block: Any, epoch: str) -> Any:
         nonlocal sent
         sent += 1
         return to_block_members(block, epoch)
 
-    async with known(tmp_path) as server:
+    async with run_authenticated_server(tmp_path) as server:
         assert server.server.grpc_service is not None
         service = server.server.grpc_service._service
         reader = server.ledger(credential=GOOD)
@@ -352,7 +352,7 @@ async def test_slow_reader_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patched:
             patched.setattr(grpc_service, "CLOSE_TIMEOUT_S", 0.05)
             patched.setattr(service, "limits", replace(service.limits, heartbeat_ms=200))
-            patched.setattr(reads, "to_block_members", counted)
+            patched.setattr(reads, "to_block_members", count_block)
             scope = ledger_scope("acme")
             for number in range(12):
                 submissions = [transaction(scope, f"{number}-{n}", 1, [SetEntity("a", b"")]) for n in range(1000)]

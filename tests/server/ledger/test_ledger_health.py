@@ -30,7 +30,7 @@ GOOD: Final = token(grants={"read": ["*"], "write": ["*"]})
 
 
 @asynccontextmanager
-async def known(directory: Path) -> AsyncIterator[tuple[LedgerServer, Any, Any]]:
+async def run_authenticated_server(directory: Path) -> AsyncIterator[tuple[LedgerServer, Any, Any]]:
     """Run a server that requires credentials; yield it, a channel without a credential, and a health stub."""
     async with run_server(directory, GRPC, tokens=True) as server:
         channel = server.wire().channel
@@ -42,12 +42,12 @@ def health_in(server: LedgerServer) -> Any:
     return server.server.grpc_service._health
 
 
-async def ended(call: Any) -> grpc.StatusCode:
+async def status_of(call: Any) -> grpc.StatusCode:
     status: grpc.StatusCode = await soon(asyncio.ensure_future(call.code()))
     return status
 
 
-def asking(name: str = "") -> Any:
+def check_request(name: str = "") -> Any:
     return health_pb2.HealthCheckRequest(service=name)
 
 
@@ -57,19 +57,19 @@ def asking(name: str = "") -> Any:
 @pytest.mark.rule("CO-30")
 async def test_number_of_health_watches_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_service, "HEALTH_WATCHES_MAX", 2)
-    async with known(tmp_path) as (server, _, stub):
-        watching = [stub.Watch(asking()) for _ in range(2)]
+    async with run_authenticated_server(tmp_path) as (server, _, stub):
+        watching = [stub.Watch(check_request()) for _ in range(2)]
         for one in watching:
             assert (await soon(one.read())).status == SERVING
-        refused_one = stub.Watch(asking())
-        assert await ended(refused_one) is EXHAUSTED
+        refused_one = stub.Watch(check_request())
+        assert await status_of(refused_one) is EXHAUSTED
         assert "at most 2" in str(await refused_one.details())
         # Single checks and writes are still served.
-        assert (await soon(stub.Check(asking(SERVICE)))).status == SERVING
+        assert (await soon(stub.Check(check_request(SERVICE)))).status == SERVING
         assert code(await server.ledger(credential=GOOD).write(1, put("a"))) == "OK"
         watching[0].cancel()
         await until(lambda: health_in(server).watchers.count == 1)
-        again = stub.Watch(asking())
+        again = stub.Watch(check_request())
         assert (await soon(again.read())).status == SERVING
 
 
@@ -79,37 +79,37 @@ async def test_number_of_incomplete_health_requests_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(health_service, limit, 2)
-    async with known(tmp_path) as (server, channel, stub):
+    async with run_authenticated_server(tmp_path) as (server, channel, stub):
         silent = [channel.stream_unary(CHECK)(), channel.stream_stream(WATCH)()]
         await until(lambda: health_in(server)._waiting.total() == 2)
         for method in (CHECK, WATCH):
-            assert await ended(channel.unary_unary(method)(b"")) is EXHAUSTED
+            assert await status_of(channel.unary_unary(method)(b"")) is EXHAUSTED
         assert code(await server.ledger(credential=GOOD).write(1, put("a"))) == "OK"
         for one in silent:
             one.cancel()
         await until(lambda: not health_in(server)._waiting)
-        assert (await soon(stub.Check(asking()))).status == SERVING
+        assert (await soon(stub.Check(check_request()))).status == SERVING
 
 
 @pytest.mark.rule("CO-30")
 @pytest.mark.parametrize("method", [CHECK, WATCH])
 async def test_health_refuses_long_and_malformed_requests(tmp_path: Path, method: str) -> None:
-    async with known(tmp_path) as (server, channel, _):
+    async with run_authenticated_server(tmp_path) as (server, channel, _):
         call = channel.unary_unary(method) if method == CHECK else channel.unary_stream(method)
-        long = asking("a" * health_service.MESSAGE_BYTES_MAX).SerializeToString()
+        long = check_request("a" * health_service.MESSAGE_BYTES_MAX).SerializeToString()
         for bad in (long, b"\xff", b"\x0a\x01\xff"):
-            assert await ended(call(bad)) is INVALID
+            assert await status_of(call(bad)) is INVALID
         await until(lambda: health_in(server).watchers.count == 0)
         assert not health_in(server)._server_watchers  # no watcher remains
         nothing = channel.stream_unary(method)
-        assert await ended(nothing(iter(()))) is INVALID
+        assert await status_of(nothing(iter(()))) is INVALID
 
 
 @pytest.mark.rule("CO-30")
 async def test_health_reports_an_unknown_service(tmp_path: Path) -> None:
-    async with known(tmp_path) as (_, _, stub):
-        assert await ended(stub.Check(asking("unknown"))) is grpc.StatusCode.NOT_FOUND
-        watched = stub.Watch(asking("unknown"))
+    async with run_authenticated_server(tmp_path) as (_, _, stub):
+        assert await status_of(stub.Check(check_request("unknown"))) is grpc.StatusCode.NOT_FOUND
+        watched = stub.Watch(check_request("unknown"))
         assert (await soon(watched.read())).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
@@ -120,7 +120,7 @@ async def test_concurrent_health_reads_are_limited(tmp_path: Path, monkeypatch: 
     taking = most = 0
     read = health_service._read_message
 
-    async def counted(context: Any, seconds: float) -> bytes | None:
+    async def count_read(context: Any, seconds: float) -> bytes | None:
         nonlocal taking, most
         taking += 1
         most = max(most, taking)
@@ -129,11 +129,11 @@ async def test_concurrent_health_reads_are_limited(tmp_path: Path, monkeypatch: 
         finally:
             taking -= 1
 
-    monkeypatch.setattr(health_service, "_read_message", counted)
-    async with known(tmp_path) as (_, channel, stub):
+    monkeypatch.setattr(health_service, "_read_message", count_read)
+    async with run_authenticated_server(tmp_path) as (_, channel, stub):
         silent = [channel.stream_unary(CHECK)() for _ in range(8)]
         await until(lambda: taking == 2)
-        waiting = stub.Check(asking())
+        waiting = stub.Check(check_request())
         for one in silent:
             one.cancel()
         assert (await soon(waiting)).status == SERVING
@@ -143,8 +143,8 @@ async def test_concurrent_health_reads_are_limited(tmp_path: Path, monkeypatch: 
 @pytest.mark.rule("CO-30")
 async def test_health_call_without_a_message_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_service, "READ_TIMEOUT_S", 0.01)
-    async with known(tmp_path) as (_, channel, _):
-        assert await ended(channel.stream_unary(CHECK)()) is LATE
+    async with run_authenticated_server(tmp_path) as (_, channel, _):
+        assert await status_of(channel.stream_unary(CHECK)()) is LATE
 
 
 class Sending:
@@ -172,7 +172,7 @@ async def test_overlong_message_is_not_kept_in_memory() -> None:
 @pytest.mark.rule("CO-30")
 async def test_reflection_limits_streams_and_message_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_service, "REFLECTIONS_MAX", 1)
-    async with known(tmp_path) as (_, channel, _):
+    async with run_authenticated_server(tmp_path) as (_, channel, _):
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
         first = stub.ServerReflectionInfo()
         for _ in range(2):
@@ -180,16 +180,16 @@ async def test_reflection_limits_streams_and_message_length(tmp_path: Path, monk
             names = {one.name for one in (await soon(first.read())).list_services_response.service}
             assert names == {SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME}
         second = stub.ServerReflectionInfo()
-        assert await ended(second) is EXHAUSTED
+        assert await status_of(second) is EXHAUSTED
         await soon(first.done_writing())
-        assert await ended(first) is grpc.StatusCode.OK
+        assert await status_of(first) is grpc.StatusCode.OK
         long = reflection_pb2.ServerReflectionRequest(list_services="a" * health_service.MESSAGE_BYTES_MAX)
         for bad in (b"\xff", long.SerializeToString()):
-            assert await ended(channel.stream_stream(REFLECT)(iter([bad]))) is INVALID
+            assert await status_of(channel.stream_stream(REFLECT)(iter([bad]))) is INVALID
 
 
 @pytest.mark.rule("CO-30")
 async def test_idle_reflection_stream_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_service, "REFLECTION_TIMEOUT_S", 0.01)
-    async with known(tmp_path) as (_, channel, _):
-        assert await ended(channel.stream_stream(REFLECT)()) is LATE
+    async with run_authenticated_server(tmp_path) as (_, channel, _):
+        assert await status_of(channel.stream_stream(REFLECT)()) is LATE

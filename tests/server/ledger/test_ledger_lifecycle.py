@@ -37,7 +37,7 @@ pytestmark = BOTH_STORES
 ONLY_GRPC: Final = pytest.mark.parametrize("wire", [GRPC], indirect=True)
 SERVICE: Final = "oncelog.ledger.v1.Ledger"
 SHUTDOWN_MS: Final = 600_000
-"""Longer than any wait in a test, so a server that only stops at this deadline fails the test."""
+"""Longer than any wait in a test. A server that stops only at this deadline therefore fails the test."""
 SET: Final = put("a", b"1")
 SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -88,14 +88,14 @@ async def test_stopping_server_reports_not_serving_and_answers_accepted_writes(
 async def test_calls_during_shutdown_fail_as_unavailable(
     tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call that arrives after gRPC has stopped ends as CANCELLED, so the server first waits until no calls arrive."""
+    """Once stopped, gRPC answers calls with CANCELLED. The server therefore first waits until no calls arrive."""
     async with run_server(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as server:
         began = asyncio.Event()
         service: Any = server.server.grpc_service
         sleep = asyncio.sleep
 
         async def sleep_until_called(delay_s: float, *given: Any) -> Any:
-            """Replace the pause without calls, which a busy machine could exceed, with a wait for the next call."""
+            """Wait for the next call instead of for a pause without calls, which a busy machine could prolong."""
             if delay_s == grpc_service.QUIET_S:
                 came = service._call_count
                 await until(lambda: service._call_count != came or all(caller.done() for caller in callers))
@@ -246,26 +246,26 @@ async def test_write_during_a_store_failure_has_an_unknown_outcome(
         ledger = server.ledger(client_id="app")
         store: Any = server.log._store
 
-        async def broken(*_: Any, **__: Any) -> Any:
+        async def fail_commit(*_: Any, **__: Any) -> Any:
             raise StoreUnavailableError("the disk is gone")
 
         commit = store.commit
 
-        async def made_and_lost(*given: Any, **named: Any) -> Any:
+        async def commit_and_fail(*given: Any, **named: Any) -> Any:
             await commit(*given, **named)
             raise StoreUnavailableError("the disk is gone")
 
         with monkeypatch.context() as patched:
-            patched.setattr(store, "commit", broken)
+            patched.setattr(store, "commit", fail_commit)
             error = await expect_refusal(ledger.write(1, SET, key=key(1)))
             assert (error.status, error.code, error.retry_after_ms) == ("UNAVAILABLE", "server_error", 1000)
             assert error.message == "the outcome is unknown; send the request again with the same id"
             for name in ("side_state", "entities", "heads"):
-                patched.setattr(store, name, broken)
+                patched.setattr(store, name, fail_commit)
             for call in (ledger.get_client_state(), ledger.get_entity("a"), ledger.list_entities()):
                 assert (await expect_refusal(call)).status == "UNAVAILABLE"
         with monkeypatch.context() as patched:
-            patched.setattr(store, "commit", made_and_lost)
+            patched.setattr(store, "commit", commit_and_fail)
             assert (await expect_refusal(ledger.write(1, SET, key=key(1)))).status == "UNAVAILABLE"
         again = await ledger.write(1, SET, key=key(1))
         assert (code(again), again["error"]["assigned_sequence"]) == ("ALREADY_COMMITTED", 1)

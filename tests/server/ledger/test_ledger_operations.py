@@ -36,7 +36,7 @@ CODES: Final = {
     "SEQUENCE_GAP": 7,
     "SEQUENCE_REUSED": 8,
 }
-"""The numbers that rule LG-20 assigns."""
+"""The numbers that rule LG-20 assigns to the error codes."""
 PAST_MS: Final = 1
 FUTURE_MS: Final = 2**50
 ON_EXISTING: Final[list[tuple[Json, str]]] = [
@@ -76,7 +76,8 @@ async def test_entity_has_the_version_of_its_last_change(
     ledger = shared_server.ledger()
     assert expect_success(await ledger.write(1, put("a", b"1"), put("b", b"2")))["version"] == 1
     assert expect_success(await ledger.write(2, put("c", b"3", expires_at_ms=FUTURE_MS)))["version"] == 2
-    assert expect_success(await ledger.write(3, put("a", b"1")))["version"] == 3  # the same value is a change too
+    # Writing the same value also counts as a change.
+    assert expect_success(await ledger.write(3, put("a", b"1")))["version"] == 3
     assert await ledger.get_entity("a") == {"key": "a", "value": b"1", "version": 3}
     assert await ledger.get_entity("b") == {"key": "b", "value": b"2", "version": 1}
     assert await ledger.get_entity("c") == {"key": "c", "value": b"3", "version": 2, "expires_at_ms": FUTURE_MS}
@@ -146,7 +147,9 @@ async def test_operations_see_the_effects_of_earlier_operations_in_the_transacti
 
 @pytest.mark.rule("LG-2", "LG-3", "LG-20")
 @pytest.mark.parametrize(("condition", "expected"), ON_EXISTING, ids=str)
-async def test_condition_on_an_existing_entity(shared_server: SharedServer, condition: Json, expected: str) -> None:
+async def test_conditions_are_checked_against_an_existing_entity(
+    shared_server: SharedServer, condition: Json, expected: str
+) -> None:
     ledger = shared_server.ledger()
     await ledger.write(1, put("a", b"one"))
     answer = await ledger.write(2, put("b", b"other"), put("a", b"new", condition=condition), key=key(2))
@@ -172,7 +175,7 @@ async def test_condition_on_an_existing_entity(shared_server: SharedServer, cond
 @pytest.mark.rule("LG-2", "LG-3", "LG-20")
 @pytest.mark.parametrize("before", ["never", "deleted", "expired"])
 @pytest.mark.parametrize(("condition", "expected"), ON_ABSENT, ids=str)
-async def test_condition_on_an_absent_entity(
+async def test_conditions_are_checked_against_an_absent_entity(
     shared_server: SharedServer, before: str, condition: Json, expected: str
 ) -> None:
     ledger = shared_server.ledger()

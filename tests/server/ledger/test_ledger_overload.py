@@ -24,7 +24,7 @@ from server.ledger.ledger_transports import (
     expect_success,
     put,
 )
-from server.ledger.write_answers import Unchanged, expect_already_committed, place, read_to_end
+from server.ledger.write_answers import Unchanged, expect_already_committed, read_to_end, receipt_of
 from server.running_server import api_key
 
 pytestmark = BOTH_STORES
@@ -32,7 +32,7 @@ pytestmark = BOTH_STORES
 SET: Final = put("a", b"1")
 SCOPE: Final = "ledger/acme"
 SHUTDOWN_MS: Final = 600_000
-"""Longer than any wait in a test, so a server that only stops at this deadline fails the test."""
+"""Longer than any wait in a test. A server that stops only at this deadline therefore fails the test."""
 
 
 # --- streams -----------------------------------------------------------------------------------------------------
@@ -152,13 +152,13 @@ async def test_full_queue_refuses_new_writes_and_answers_known_ones(
         # Answered from the cache immediately.
         assert await known.write(1, SET, key=key(1)) == first
         assert code(await known.write(2, put("x"), key=key(1))) == "IDEMPOTENCY_KEY_REUSED"
-        # A write that is not cached queues a lookup behind the held commit. The queue holds one lookup.
+        # A write that is not cached queues a lookup behind the held commit. The queue has room for one lookup.
         asked = asyncio.ensure_future(earlier.write(1, SET, key=key(1)))
         await until(lambda: len(server.log._committer._known_only_queue) == 1)
         check_retry_delay(await expect_refusal(new.write(1, SET, key=key(1))), wire, "UNAVAILABLE", 503)
         gate.open()
         assert code(await held) == "OK"
-        assert expect_already_committed(await asked) == place(before)
+        assert expect_already_committed(await asked) == receipt_of(before)
         assert await new.last_sequence() == 0
         assert code(await new.write(1, SET, key=key(1))) == "OK"
 

@@ -67,7 +67,7 @@ def record_of(answer: Json, scope: str, client: str, idempotency_key: bytes, ope
 
 
 def document_of(found: Json) -> documents.ProofDocument:
-    """Return the proof as a document for the public verifier."""
+    """Convert the answer of `get_proof` to a document for the public verifier."""
 
     def text(value: Any) -> Any:
         if isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""What a ledger still knows after a restart, on a second server, with a full cache, and after erasure."""
+"""Transactions and keys that a ledger knows after a restart, on a second server, or after erasure."""
 
 from pathlib import Path
 from typing import Final
@@ -12,7 +12,7 @@ from oncelog.engine.limits import Limits
 from oncelog.testing.clock import ManualClock
 from server.ledger.ledger_servers import SharedServer, key, run_server
 from server.ledger.ledger_transports import Json, Ledger, code, expect_failure, expect_success, put
-from server.ledger.write_answers import expect_already_committed, place, retry_write, write_transactions
+from server.ledger.write_answers import expect_already_committed, receipt_of, retry_write, write_transactions
 
 pytestmark = BOTH_STORES
 
@@ -32,29 +32,29 @@ async def test_restarted_server_knows_every_key_with_its_sequence_id_and_height(
     async with run_server(tmp_path, wire) as server:
         ledger = server.ledger(client_id="app")
         assert await ledger.get_client_state() == state
-        for number in (3, 4, 1, 2):  # not the answer for the last sequence
+        for number in (3, 4, 1, 2):  # the stored answer, not the answer to the last sequence
             for _ in range(2):
-                assert expect_already_committed(await retry_write(ledger, number)) == place(answers[number - 1])
-            assert expect_already_committed(await retry_write(ledger, number, with_key=b"")) == place(
+                assert expect_already_committed(await retry_write(ledger, number)) == receipt_of(answers[number - 1])
+            assert expect_already_committed(await retry_write(ledger, number, with_key=b"")) == receipt_of(
                 answers[number - 1]
             )
-            assert expect_already_committed(await retry_write(ledger, number, with_key=key(77))) == place(
+            assert expect_already_committed(await retry_write(ledger, number, with_key=key(77))) == receipt_of(
                 answers[number - 1]
             )
             # A known key is looked up by the key, regardless of the sequence.
             again = await ledger.write(number + 7, put("a", b"%d" % number), key=key(number))
-            assert expect_already_committed(again) == place(answers[number - 1])
+            assert expect_already_committed(again) == receipt_of(answers[number - 1])
             other = await ledger.write(number, put("a", b"other"), key=key(number))
             assert (code(other), expect_failure(other)["number"]) == ("IDEMPOTENCY_KEY_REUSED", 6)
             assert code(await ledger.write(number, put("a", b"other"), key=key(78))) == "SEQUENCE_REUSED"
             assert code(await ledger.write(number, put("a", b"other"))) == "SEQUENCE_REUSED"
-        assert expect_already_committed(await ledger.write(5, put("a", b"5"))) == place(unkeyed)
+        assert expect_already_committed(await ledger.write(5, put("a", b"5"))) == receipt_of(unkeyed)
         assert code(await ledger.write(7, put("a", b"7"), key=key(7))) == "SEQUENCE_GAP"
         assert await ledger.get_client_state() == state
         assert len(await ledger.transaction_ids()) == 5
         sixth = expect_success(await retry_write(ledger, 6))
         assert await retry_write(ledger, 6) == sixth
-        assert expect_already_committed(await retry_write(ledger, 4)) == place(answers[3])
+        assert expect_already_committed(await retry_write(ledger, 4)) == receipt_of(answers[3])
 
 
 @pytest.mark.rule("LG-11", "LG-17")
@@ -64,8 +64,8 @@ async def test_restarted_server_reports_a_batch_as_already_committed(tmp_path: P
         answer = expect_success(await server.ledger(client_id="app").batch_write(1, *writes, key=key(1)))
     async with run_server(tmp_path, wire) as server:
         ledger = server.ledger(client_id="app")
-        assert expect_already_committed(await ledger.batch_write(1, *writes, key=key(1))) == place(answer)
-        assert expect_already_committed(await ledger.batch_write(1, *writes)) == place(answer)
+        assert expect_already_committed(await ledger.batch_write(1, *writes, key=key(1))) == receipt_of(answer)
+        assert expect_already_committed(await ledger.batch_write(1, *writes)) == receipt_of(answer)
         assert code(await ledger.batch_write(1, writes[0], key=key(1))) == "IDEMPOTENCY_KEY_REUSED"
         assert code(await ledger.batch_write(3, writes[0], key=key(3))) == "SEQUENCE_GAP"
         assert await ledger.last_sequence() == 1
@@ -94,15 +94,15 @@ async def test_second_server_knows_the_commits_of_the_first(tmp_path: Path, wire
         answers = await write_transactions(first, 2)
         assert await second.get_client_state() == await first.get_client_state()
         for number in (1, 2):
-            assert expect_already_committed(await retry_write(second, number)) == place(answers[number - 1])
-            assert expect_already_committed(await retry_write(second, number, with_key=b"")) == place(
+            assert expect_already_committed(await retry_write(second, number)) == receipt_of(answers[number - 1])
+            assert expect_already_committed(await retry_write(second, number, with_key=b"")) == receipt_of(
                 answers[number - 1]
             )
             assert await retry_write(first, number) == answers[number - 1]
             assert code(await second.write(number, put("x"), key=key(number))) == "IDEMPOTENCY_KEY_REUSED"
             assert code(await second.write(number, put("x"), key=key(90))) == "SEQUENCE_REUSED"
         third = expect_success(await retry_write(second, 3))
-        assert expect_already_committed(await retry_write(first, 3)) == place(third)
+        assert expect_already_committed(await retry_write(first, 3)) == receipt_of(third)
         assert await retry_write(second, 3) == third
         error = expect_failure(await first.write(5, put("x"), key=key(5)))
         assert (error["code"], error["last_committed_sequence"]) == ("SEQUENCE_GAP", 3)
@@ -125,7 +125,7 @@ async def test_write_evicted_from_the_cache_is_answered_from_the_store(tmp_path:
         for number in (5, 4):
             assert await retry_write(ledger, number) == answers[number - 1]
         for number in (1, 2, 3):
-            assert expect_already_committed(await retry_write(ledger, number)) == place(answers[number - 1])
+            assert expect_already_committed(await retry_write(ledger, number)) == receipt_of(answers[number - 1])
         assert code(await ledger.write(1, put("x"), key=key(1))) == "IDEMPOTENCY_KEY_REUSED"
 
 
@@ -139,10 +139,10 @@ async def test_answer_older_than_the_cache_time_to_live_comes_from_the_store(tmp
         assert await retry_write(ledger, 1) == first
         clock.advance(1)
         for asked in (key(1), b""):
-            assert expect_already_committed(await retry_write(ledger, 1, with_key=asked)) == place(first)
+            assert expect_already_committed(await retry_write(ledger, 1, with_key=asked)) == receipt_of(first)
         second = expect_success(await retry_write(ledger, 2))
         assert await retry_write(ledger, 2) == second
-        assert expect_already_committed(await retry_write(ledger, 1)) == place(first)
+        assert expect_already_committed(await retry_write(ledger, 1)) == receipt_of(first)
 
 
 @pytest.mark.rule("LG-10", "LG-11")
@@ -151,7 +151,7 @@ async def test_retry_without_a_cache_is_already_committed(tmp_path: Path, wire: 
         ledger = server.ledger(client_id="app")
         answers = await write_transactions(ledger, 2)
         for number in (1, 2):
-            assert expect_already_committed(await retry_write(ledger, number)) == place(answers[number - 1])
+            assert expect_already_committed(await retry_write(ledger, number)) == receipt_of(answers[number - 1])
 
 
 # --- erasure ---------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ async def test_erased_transaction_is_known_and_marked(shared_server: SharedServe
     before = await ledger.get_transaction(answers[1]["committed_tx_id"])
     erased = await shared_server.server.log.erase(key=key(2), policy=LEDGER, scope=shared_server.scope, client="app")
     assert erased == 1
-    await check_second_is_erased(ledger, answers, before)
+    await check_second_is_marked_erased(ledger, answers, before)
 
 
 @pytest.mark.rule("LG-18", "LG-11", "CO-41")
@@ -175,7 +175,7 @@ async def test_restarted_server_knows_and_marks_an_erased_transaction(tmp_path: 
         before = await ledger.get_transaction(answers[1]["committed_tx_id"])
         assert await server.log.erase(key=key(2), policy=LEDGER, scope=ledger_scope("acme"), client="app") == 1
     async with run_server(tmp_path, wire) as server:
-        await check_second_is_erased(server.ledger(client_id="app"), answers, before)
+        await check_second_is_marked_erased(server.ledger(client_id="app"), answers, before)
 
 
 @pytest.mark.rule("CO-41", "CO-44")
@@ -194,11 +194,11 @@ async def test_entity_of_an_erased_transaction_has_no_value(shared_server: Share
     assert (await ledger.get_entity("a") or {})["value"] == b"x"
 
 
-async def check_second_is_erased(ledger: Ledger, answers: list[Json], before: Json) -> None:
+async def check_second_is_marked_erased(ledger: Ledger, answers: list[Json], before: Json) -> None:
     for asked in (key(2), b"", key(70)):
         error = expect_failure(await ledger.write(2, put("a", b"2"), key=asked))
         assert (error["code"], error["erased"]) == ("ALREADY_COMMITTED", True)
-        assert (error["assigned_sequence"], error["committed_tx_id"], error["block_height"]) == place(answers[1])
+        assert (error["assigned_sequence"], error["committed_tx_id"], error["block_height"]) == receipt_of(answers[1])
     assert code(await ledger.write(2, put("a", b"x"), key=key(2))) == "IDEMPOTENCY_KEY_REUSED"
     found = await ledger.get_transaction(answers[1]["committed_tx_id"])
     assert found == {**before, "operations": [], "erased": True}

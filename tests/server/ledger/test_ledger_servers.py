@@ -28,7 +28,7 @@ from server.ledger.ledger_transports import (
     put,
     read_blocks,
 )
-from server.ledger.write_answers import expect_already_committed, outcome, place, retry_write, write_transactions
+from server.ledger.write_answers import expect_already_committed, outcome, receipt_of, retry_write, write_transactions
 from server.shared_servers import ServerPool, pool_fixture, unique_name
 
 pytestmark = BOTH_STORES
@@ -126,13 +126,13 @@ async def test_client_sequence_continues_across_servers(ledgers: list[Ledger]) -
     for number in range(1, 13):
         here, there = ledgers[number % 2], ledgers[(number + 1) % 2]
         answers.append(expect_success(await retry_write(here, number)))
-        assert outcome(await retry_write(there, number)) == place(answers[-1])
+        assert outcome(await retry_write(there, number)) == receipt_of(answers[-1])
         assert await there.last_sequence() == number
         gap = expect_failure(await there.write(number + 2, SET, key=key(99)))
         assert (gap["code"], gap["last_committed_sequence"]) == ("SEQUENCE_GAP", number)
-    for number in range(1, 13):  # not the answer for the last sequence
+    for number in range(1, 13):  # the stored answer, not the answer to the last sequence
         for ledger in ledgers:
-            assert outcome(await retry_write(ledger, number)) == place(answers[number - 1])
+            assert outcome(await retry_write(ledger, number)) == receipt_of(answers[number - 1])
     ids = [answer["committed_tx_id"] for answer in answers]
     assert [await ledger.transaction_ids() for ledger in ledgers] == [ids, ids]
 
@@ -156,11 +156,11 @@ async def test_block_stream_delivers_blocks_written_on_the_other_server(ledgers:
     await watching.close()
 
 
-# --- a server that is killed ---------------------------------------------------------------------------------------
+# --- killed server -------------------------------------------------------------------------------------------------
 
 
-async def lost(sent: Any) -> None:
-    """Check that a write gets no answer because its server is killed."""
+async def expect_no_answer(sent: Any) -> None:
+    """Assert that a write gets no answer because its server is killed."""
     with pytest.raises((CallError, aiohttp.ClientError, ConnectionError)) as raised:
         await soon(sent)
     assert getattr(raised.value, "status", "UNAVAILABLE") == "UNAVAILABLE"
@@ -175,7 +175,7 @@ async def stored_ids(path: Path) -> list[str]:
 
 @pytest.mark.rule("CO-10", "CO-11", "CO-16", "LG-9", "LG-11", "LG-13")
 @pytest.mark.parametrize("moment", ["before", "after"])
-async def test_server_killed_around_the_commit_stores_the_whole_write_or_nothing(
+async def test_server_killed_around_the_commit_stores_a_write_completely_or_not_at_all(
     tmp_path: Path, wire: str, moment: str
 ) -> None:
     path = tmp_path / "events.db"
@@ -189,7 +189,7 @@ async def test_server_killed_around_the_commit_stores_the_whole_write_or_nothing
         assert not sent.done()
         process.kill()
         process.wait()
-        await lost(sent)
+        await expect_no_answer(sent)
         await ways.close()
     ids = await stored_ids(path)
     assert ids[:2] == [answer["committed_tx_id"] for answer in answers]
@@ -204,7 +204,7 @@ async def test_server_killed_around_the_commit_stores_the_whole_write_or_nothing
             assert code(await ledger.write(3, put("x"), key=key(3))) == "IDEMPOTENCY_KEY_REUSED"
         else:
             assert expect_success(again)["assigned_sequence"] == 3
-        assert expect_already_committed(await retry_write(ledger, 2)) == place(answers[1])
+        assert expect_already_committed(await retry_write(ledger, 2)) == receipt_of(answers[1])
         assert await ledger.last_sequence() == 3
         assert expect_success(await retry_write(ledger, 4))["version"] == 4
 
@@ -224,14 +224,14 @@ async def test_server_killed_before_the_database_confirms_the_commit(tmp_path: P
         await soon(answer.wait_reached())
         assert not sent.done()
         await asyncio.to_thread(process.kill)
-        await lost(sent)
+        await expect_no_answer(sent)
         answer.release()
         await ways.close()
     (_, second) = await stored_ids(tmp_path / "log.db")
     async with run_second_server(tmp_path, wire) as other:
         ledger = other.ledger(client_id="app")
         assert expect_already_committed(await retry_write(ledger, 2))[:2] == (2, second)
-        assert expect_already_committed(await retry_write(ledger, 1)) == place(first)
+        assert expect_already_committed(await retry_write(ledger, 1)) == receipt_of(first)
         assert expect_success(await retry_write(ledger, 3))["assigned_sequence"] == 3
 
 
@@ -244,13 +244,13 @@ async def test_restarted_and_second_server_know_all_writes_after_a_kill(tmp_path
         await asyncio.to_thread(process.kill)
         await ways.close()
         for number in (3, 2, 1):
-            assert expect_already_committed(await retry_write(second, number)) == place(answers[number - 1])
+            assert expect_already_committed(await retry_write(second, number)) == receipt_of(answers[number - 1])
         answers += await write_transactions(second, 1, 4)
         await asyncio.to_thread(process.start)
         ways = connect_to(process, wire)
         back = ways.ledger(client_id="app")
         for number in (4, 1, 3, 2):
-            assert expect_already_committed(await retry_write(back, number)) == place(answers[number - 1])
+            assert expect_already_committed(await retry_write(back, number)) == receipt_of(answers[number - 1])
         answers += await write_transactions(back, 1, 5)
         expected = [answer["committed_tx_id"] for answer in answers]
         assert await back.transaction_ids() == await second.transaction_ids() == expected

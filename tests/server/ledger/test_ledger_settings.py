@@ -19,7 +19,7 @@ from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.assertions import assert_committed
 from server.ledger.ledger_servers import LedgerServer, key, run_server
 from server.ledger.ledger_transports import GRPC, code, expect_success, put
-from server.ledger.write_answers import outcome, place, retry_write, write_transactions
+from server.ledger.write_answers import outcome, receipt_of, retry_write, write_transactions
 
 pytestmark = BOTH_STORES
 
@@ -59,7 +59,7 @@ async def test_new_log_gets_the_settings_of_its_server(tmp_path: Path, wire: str
         (second,) = await write_transactions(server.ledger(client_id="other"), 1)
         clock.advance(TTL_MS)
         assert await ledger.last_sequence() == 1
-        assert outcome(await retry_write(server.ledger(client_id="other"), 1)) == place(second)
+        assert outcome(await retry_write(server.ledger(client_id="other"), 1)) == receipt_of(second)
         clock.advance(1)
         await fill(server, INTERVAL)
         assert await ledger.last_sequence() == 0

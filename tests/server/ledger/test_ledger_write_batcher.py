@@ -20,7 +20,7 @@ LONG_WAIT_S = 1000.0
 
 @pytest.fixture
 def hold_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hold every write, as if many calls were waiting for their commit. Each test sets what releases the writes."""
+    """Hold every write, as if many calls were waiting for their commit, until the test releases them."""
     monkeypatch.setattr(write_batcher, "BATCHING_THRESHOLD", 0)
     monkeypatch.setattr(write_batcher, "BATCH_WRITES_MAX", 1000)
     monkeypatch.setattr(write_batcher, "BATCH_WAIT_S", LONG_WAIT_S)
@@ -44,12 +44,12 @@ async def test_each_of_many_concurrent_writes_gets_its_own_answer(
     submitted: list[int] = []
     hand_over = WriteBatcher.flush
 
-    def counted(self: WriteBatcher) -> None:
+    def count_submission(self: WriteBatcher) -> None:
         submitted.append(len(self._queue))
         hand_over(self)
         monkeypatch.setattr(write_batcher, "BATCH_WAIT_S", 0.001)
 
-    monkeypatch.setattr(WriteBatcher, "flush", counted)
+    monkeypatch.setattr(WriteBatcher, "flush", count_submission)
     monkeypatch.setattr(write_batcher, "BATCH_WRITES_MAX", 50)
     async with run_server(tmp_path, GRPC) as server:
         wrong = range(0, 300, 10)
@@ -129,11 +129,11 @@ async def test_held_write_of_a_cancelled_call_is_still_committed(
     made: list[Any] = []
     answer = grpc_codec.encode_answer
 
-    def noted(given: Any) -> Any:
+    def record_answer(given: Any) -> Any:
         made.append(given)
         return answer(given)
 
-    monkeypatch.setattr(grpc_codec, "encode_answer", noted)
+    monkeypatch.setattr(grpc_codec, "encode_answer", record_answer)
     async with run_server(tmp_path, GRPC) as server:
         assert server.server.grpc_service is not None
         calls = server.server.grpc_service._calls

@@ -1,4 +1,6 @@
-"""examples/proof/verify.mjs, written from docs/reference/proofs.md, verifies genuine and tampered proofs (LG-18)."""
+"""examples/proof/verify.mjs follows docs/reference/proofs.md: it accepts genuine proofs and refuses forged ones
+(LG-18).
+"""
 
 import json
 import shutil
@@ -58,7 +60,7 @@ def run(file: Path | str, script: Path = VERIFIER) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def answers(documents: Sequence[bytes], parser: str = "whole") -> list[str]:
+def verify_in_javascript(documents: Sequence[bytes], parser: str = "whole") -> list[str]:
     """Return the JavaScript verifier's result for each document: yes, header (no body) or no."""
     lines = b"".join(b64encode(one) + b"\n" for one in documents)
     command = [node(), "--input-type=module", "-e", PAGE, VERIFIER.as_uri(), parser]
@@ -68,7 +70,7 @@ def answers(documents: Sequence[bytes], parser: str = "whole") -> list[str]:
     return results
 
 
-def ours(data: bytes) -> str:
+def verify_in_python(data: bytes) -> str:
     """Return the result of `oncelog.proof` for the document."""
     try:
         result = verify(decode(data))
@@ -82,7 +84,7 @@ def ours(data: bytes) -> str:
 UINT64_MAX = 2**64 - 1
 
 
-def made_up(record: Record, index: int, count: int) -> bytes:
+def build_document(record: Record, index: int, count: int) -> bytes:
     """Return the proof document of a record at the given index of a block with other records."""
     return encode(proof_document(prove_alone(record, index, count)))
 
@@ -116,7 +118,7 @@ def build_transaction(number: int) -> Submission:
     return transaction(ledger_scope("acme ä"), "till-ü", number, operations, actor="user:日本")
 
 
-def proven_in(log: str) -> list[bytes]:
+def documents_of(log: str) -> list[bytes]:
     """Return the proofs of a log with blocks of several sizes. The second record of each block, if any, is erased."""
     with oncelog.open_blocking(log) as run_server:
         receipts, number = [], 0
@@ -134,17 +136,17 @@ def proven_in(log: str) -> list[bytes]:
 @BOTH_STORES
 @pytest.mark.rule("LG-18", "CO-41")
 def test_javascript_verifier_agrees_on_every_record_of_a_log(tmp_path: Path) -> None:
-    documents = proven_in(log_at(tmp_path / "log.db"))
-    results = answers(documents)
-    assert results == [ours(one) for one in documents]
+    documents = documents_of(log_at(tmp_path / "log.db"))
+    results = verify_in_javascript(documents)
+    assert results == [verify_in_python(one) for one in documents]
     assert (results.count("header"), results.count("no"), len(results)) == (6, 0, 188)
 
 
 @pytest.mark.rule("LG-18")
 def test_verifier_runs_on_a_file_and_reports_the_error(tmp_path: Path) -> None:
-    documents = proven_in(str(tmp_path / "log.db"))
+    documents = documents_of(str(tmp_path / "log.db"))
     path = tmp_path / "größe a%20b.json"
-    whole, erased = (next(one for one in documents if ours(one) == kind) for kind in ("yes", "header"))
+    whole, erased = (next(one for one in documents if verify_in_python(one) == kind) for kind in ("yes", "header"))
     for document, words in ((whole, "proven"), (erased, "proven, without a body")):
         path.write_bytes(document)
         assert run(path) == (0, f"{words}; block hash {decode(document).block.hash}\n", "")
@@ -165,13 +167,13 @@ def test_verifier_runs_on_a_file_and_reports_the_error(tmp_path: Path) -> None:
 
 
 def test_verifier_runs_through_a_symbolic_link(tmp_path: Path) -> None:
-    """A verifier that is run under a different name must not exit with status 0 without verifying."""
+    """A verifier that runs under a different name must not exit with status 0 without verifying."""
     link = tmp_path / "größe link.mjs"
     link.symlink_to(VERIFIER)
     path = tmp_path / "proof.json"
     path.write_bytes(b"{}")
     assert run(path, link)[0] == 1
-    path.write_bytes(made_up(LARGE, 0, 1))
+    path.write_bytes(build_document(LARGE, 0, 1))
     assert run(path, link)[0] == 0
 
 
@@ -180,44 +182,44 @@ def test_proof_is_valid_only_at_its_own_index_in_blocks_of_every_size() -> None:
     record = replace(LARGE, position=5000, body=b"")
     places = [(index, count) for count in (*range(1, 18), 31, 32, 33) for index in range(count)]
     places += [(index, 1000) for index in (0, 1, 511, 512, 998, 999)]
-    documents = [made_up(record, *place) for place in places]
-    assert set(answers(documents)) == {"yes"}
+    documents = [build_document(record, *place) for place in places]
+    assert set(verify_in_javascript(documents)) == {"yes"}
     # A different index or count, or a longer or shorter path, is refused.
     parsed = [json.loads(one) for one in documents]
     elsewhere = [{**one, "index": (one["index"] + 1) % one["count"]} for one in parsed if one["count"] > 1]
     elsewhere += [{**one, "count": one["count"] + 1} for one in parsed]
     elsewhere += [{**one, "path": one["path"][1:]} for one in parsed if one["path"]]
     elsewhere += [{**one, "path": [*one["path"], "00" * 32]} for one in parsed]
-    assert set(answers([json.dumps(one).encode() for one in elsewhere])) == {"no"}
+    assert set(verify_in_javascript([json.dumps(one).encode() for one in elsewhere])) == {"no"}
 
 
 @pytest.mark.rule("LG-18")
 def test_proof_with_a_changed_byte_is_refused(tmp_path: Path, is_soak: bool) -> None:
     flips = (1, 2, 0x20, 0x80)
-    real = proven_in(str(tmp_path / "log.db"))
-    erased = next(one for one in real if ours(one) == "header")
-    transferred = next(one for one in real if ours(one) == "yes" and b'"ledger"' in one)
-    for document in (made_up(LARGE, 4, 7), erased, transferred):
+    real = documents_of(str(tmp_path / "log.db"))
+    erased = next(one for one in real if verify_in_python(one) == "header")
+    transferred = next(one for one in real if verify_in_python(one) == "yes" and b'"ledger"' in one)
+    for document in (build_document(LARGE, 4, 7), erased, transferred):
         changed = [
             document[:place] + bytes([byte ^ change]) + document[place + 1 :]
             for place, byte in enumerate(document)
             for change in (flips if is_soak else flips[place % 4 :][:1])
         ]
-        results = answers(changed)
+        results = verify_in_javascript(changed)
         wrong = [one for one, answer in zip(changed, results, strict=True) if answer != "no"]
         assert wrong == []
 
 
 def tampered_documents(document: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return one change for each kind of error, with a description."""
+    """Return a tampered document for each kind of error, with a description."""
     record, block = document["record"], document["block"]
     changes: list[tuple[str, Any]] = [
         ("salt of 15 bytes", {"salt": document["salt"][2:]}),
         ("salt of 17 bytes", {"salt": document["salt"] + "00"}),
-        ("a salt and no body", {"body": None}),
-        ("a body and no salt", {"salt": None}),
-        ("another body", {"body": "AAAA"}),
-        ("base64 with bits at its end", {"body": "AB=="}),
+        ("a salt without a body", {"body": None}),
+        ("a body without a salt", {"salt": None}),
+        ("a different body", {"body": "AAAA"}),
+        ("base64 with unused bits set", {"body": "AB=="}),
         ("base64 with a space", {"body": document["body"][:4] + " " + document["body"][4:]}),
         ("body hash of 31 bytes", {"body_hash": document["body_hash"][2:]}),
         ("a hash in upper case", {"body_hash": document["body_hash"].upper()}),
@@ -227,14 +229,14 @@ def tampered_documents(document: dict[str, Any]) -> list[tuple[str, Any]]:
         ("a path that is not a list", {"path": {}}),
         ("an index beyond the block", {"index": document["count"]}),
         ("a negative index", {"index": -1}),
-        ("an index that is text", {"index": str(document["index"])}),
+        ("a string as index", {"index": str(document["index"])}),
         ("a count of 0", {"count": 0}),
-        ("another count", {"count": document["count"] + 1, "block": {**block, "count": block["count"] + 1}}),
+        ("a different count", {"count": document["count"] + 1, "block": {**block, "count": block["count"] + 1}}),
         ("an unknown member", {"more": 1}),
         ("an unknown member of the record", {"record": {**record, "more": 1}}),
-        ("a member that everything has", {"record": {**record, "__proto__": {}}}),
-        ("a fingerprint that is odd", {"record": {**record, "fingerprint": "0"}}),
-        ("partitions that are joined", {"record": {**record, "partitions": ["".join(record["partitions"])]}}),
+        ("the name of an inherited member", {"record": {**record, "__proto__": {}}}),
+        ("a fingerprint with an odd number of digits", {"record": {**record, "fingerprint": "0"}}),
+        ("joined partitions", {"record": {**record, "partitions": ["".join(record["partitions"])]}}),
         ("partitions in a different order", {"record": {**record, "partitions": record["partitions"][::-1]}}),
         ("a lone surrogate", {"record": {**record, "actor": "\ud800"}}),
         ("no record", {"record": None}),
@@ -255,15 +257,15 @@ def tampered_documents(document: dict[str, Any]) -> list[tuple[str, Any]]:
 
 @pytest.mark.rule("LG-18")
 def test_tampered_document_is_refused(tmp_path: Path) -> None:
-    document = json.loads(made_up(LARGE, 4, 7))
+    document = json.loads(build_document(LARGE, 4, 7))
     changes = tampered_documents(document)
     documents = []
     for _, change in changes:
         whole = {name: value for name, value in {**document, **change}.items() if value is not ...}
         documents.append(json.dumps(whole).encode())
-    results = answers(documents)
+    results = verify_in_javascript(documents)
     assert [what for (what, _), answer in zip(changes, results, strict=True) if answer != "no"] == []
-    assert {ours(one) for one in documents} == {"no"}
+    assert {verify_in_python(one) for one in documents} == {"no"}
     path = tmp_path / "proof.json"
     path.write_bytes(documents[0])
     assert run(path) == (1, "", "not proven: $.salt: must have 16 bytes\n")
@@ -272,27 +274,31 @@ def test_tampered_document_is_refused(tmp_path: Path) -> None:
 @pytest.mark.rule("LG-18")
 def test_lone_surrogate_differs_from_the_replacement_character() -> None:
     """An encoder replaces a lone surrogate with U+FFFD, which would produce the hash of another document."""
-    document = made_up(replace(LARGE, actor="\ufffd"), 0, 1)
-    assert answers([document, document.replace("\ufffd".encode(), b"\\ud800")]) == ["yes", "no"]
+    document = build_document(replace(LARGE, actor="\ufffd"), 0, 1)
+    assert verify_in_javascript([document, document.replace("\ufffd".encode(), b"\\ud800")]) == ["yes", "no"]
 
 
 @pytest.mark.rule("LG-18")
 def test_large_integers_are_not_rounded() -> None:
     """JSON.parse reads 2^53 and 2^53 + 1 as the same number."""
     record = replace(LARGE, client_sequence=2**53)
-    document = made_up(record, 0, 1)
+    document = build_document(record, 0, 1)
     assert b'"client_sequence":9007199254740992' in document
     other = document.replace(b'"client_sequence":9007199254740992', b'"client_sequence":9007199254740993')
-    assert answers([document, other]) == ["yes", "no"]
+    assert verify_in_javascript([document, other]) == ["yes", "no"]
     spelled = [document.replace(b"9007199254740992", one) for one in (b"9007199254740992.0", b"09007199254740992")]
-    assert answers(spelled) == ["no", "no"]
+    assert verify_in_javascript(spelled) == ["no", "no"]
     # A document that the caller has parsed with JSON.parse does not verify if a number was rounded.
-    assert answers([made_up(replace(SMALL, client_sequence=2**53 - 1), 0, 1)], "rounding") == ["yes"]
-    rounded = made_up(replace(SMALL, client_sequence=2**53), 0, 1).replace(b"9007199254740992", b"9007199254740993")
-    assert answers([rounded], "rounding") == ["no"]
+    assert verify_in_javascript([build_document(replace(SMALL, client_sequence=2**53 - 1), 0, 1)], "rounding") == [
+        "yes"
+    ]
+    rounded = build_document(replace(SMALL, client_sequence=2**53), 0, 1).replace(
+        b"9007199254740992", b"9007199254740993"
+    )
+    assert verify_in_javascript([rounded], "rounding") == ["no"]
 
 
-def forged() -> list[bytes]:
+def forged_documents() -> list[bytes]:
     """Return forged documents: their hashes are consistent, but their members contradict each other."""
     found = prove_alone(SMALL, 4, 7)
     leaf = hash_leaf(encode_record_header(SMALL), found.body_hash)
@@ -315,9 +321,9 @@ def forged() -> list[bytes]:
 
 @pytest.mark.rule("LG-18")
 def test_contradictory_block_is_refused() -> None:
-    documents = forged()
-    assert answers([made_up(SMALL, 4, 7), *documents]) == ["yes", *["no"] * len(documents)]
-    assert [ours(one) for one in documents] == ["no"] * len(documents)
+    documents = forged_documents()
+    assert verify_in_javascript([build_document(SMALL, 4, 7), *documents]) == ["yes", *["no"] * len(documents)]
+    assert [verify_in_python(one) for one in documents] == ["no"] * len(documents)
 
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
@@ -350,12 +356,12 @@ places = st.integers(1, 70).flatmap(lambda count: st.tuples(st.integers(0, count
 def test_both_verifiers_agree_on_generated_documents(drawn: list[tuple[Record, tuple[int, int], int, bytes]]) -> None:
     documents = []
     for record, place, where, inserted in drawn:
-        document = made_up(record, *place)
+        document = build_document(record, *place)
         cut = where % len(document)
         documents += [document, document[:cut] + inserted + document[cut + len(inserted) :]]
-    results = answers(documents)
+    results = verify_in_javascript(documents)
     assert set(results[::2]) == {"yes"}
-    assert results == [ours(one) for one in documents]
+    assert results == [verify_in_python(one) for one in documents]
 
 
 def test_verifier_is_short_and_has_no_imports() -> None:

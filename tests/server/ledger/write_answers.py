@@ -29,7 +29,7 @@ async def retry_write(ledger: Ledger, number: int, **members: Any) -> Json:
     return await ledger.write(number, put("a", b"%d" % number), key=members.pop("with_key", key(number)), **members)
 
 
-def place(answer: Json) -> tuple[int, str, int]:
+def receipt_of(answer: Json) -> tuple[int, str, int]:
     """Return the sequence, id and height of a success."""
     return answer["assigned_sequence"], answer["committed_tx_id"], answer["block_height"]
 
@@ -44,7 +44,7 @@ def expect_already_committed(answer: Json) -> tuple[Any, ...]:
 
 def outcome(answer: Json) -> tuple[Any, ...]:
     """Return the sequence, id and height of a write that was committed now or earlier."""
-    return place(answer) if code(answer) == "OK" else expect_already_committed(answer)
+    return receipt_of(answer) if code(answer) == "OK" else expect_already_committed(answer)
 
 
 def block_of(header: Json) -> Block:

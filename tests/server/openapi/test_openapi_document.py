@@ -1,4 +1,6 @@
-"""The OpenAPI document describes the server: schemathesis sends requests that conform to it and that violate it."""
+"""The OpenAPI document describes the server. The tests use schemathesis to send requests that conform to the document
+or violate it.
+"""
 
 import asyncio
 import threading
@@ -36,7 +38,7 @@ CONFIG: Final[dict[str, Any]] = {
     "phases": {"stateful": {"enabled": False}},
 }
 NOT_SENT: Final = frozenset({"connectChat", "follow", "followDeltas", "watchBlocks"})
-"""Operations with endless answers."""
+"""Operations whose answers do not end."""
 SCHEMA_CANNOT_SAY: Final = (
     "must be the credential's client",
     "requires a resource or a subject",

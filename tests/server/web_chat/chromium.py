@@ -36,7 +36,7 @@ OPTIONS: Final = (
 
 
 class Chromium:
-    """A running browser process."""
+    """A browser process."""
 
     def __init__(self, port: int, path: str) -> None:
         self._url = f"ws://127.0.0.1:{port}"

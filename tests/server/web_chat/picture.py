@@ -33,37 +33,37 @@ WAITING: Final = ("Now it drops every frame", "So this waits")
 DARK: Final = [{"name": "prefers-color-scheme", "value": "dark"}]
 
 
-async def arrive_with_panel(one: Window, name: str) -> None:
+async def open_with_panel(one: Window, name: str) -> None:
     """Open the page with its panel, at the size of the picture."""
-    await one.arrive(name, None, *WINDOW)
+    await one.open_and_wait(name, None, *WINDOW)
     await one.tab.run("document.getElementById('panel').hidden && document.getElementById('panel-toggle').click()")
 
 
-async def pictures(chromium: Chromium, served: ServerProcess) -> list[bytes]:
+async def take_pictures(chromium: Chromium, served: ServerProcess) -> list[bytes]:
     """Play a short conversation and take a screenshot of both windows."""
     async with two_windows(chromium, served.url) as (ann, bob):
         both = (ann, bob)
         await bob.tab.call("Emulation.setEmulatedMedia", features=DARK)
         for one, name in ((ann, "ann"), (bob, "bob")):
-            await arrive_with_panel(one, name)
-        await _play(both, BEFORE, 0)
+            await open_with_panel(one, name)
+        await _converse(both, BEFORE, 0)
         served.kill()
-        await bob.says("offline")
+        await bob.wait_for_state("offline")
         await bob.write(AWAY)
         served.start()
         await _until_delivered(both, len(BEFORE) + 1)
-        await _play(both, AFTER[:2], len(BEFORE) + 1)
+        await _converse(both, AFTER[:2], len(BEFORE) + 1)
         await bob.network("bad", delayMs=80)
-        await _play(both, AFTER[2:], len(BEFORE) + 3)
+        await _converse(both, AFTER[2:], len(BEFORE) + 3)
         await bob.network("bad", drop=1)
         await bob.write(*WAITING)
-        await bob.shows(lambda lines: sum(line["mark"] == "pending" for line in lines) == len(WAITING))
+        await bob.wait_for_lines(lambda lines: sum(line["mark"] == "pending" for line in lines) == len(WAITING))
         for one in both:
             await one.tab.run("document.activeElement.blur()")
         return [await _shot(one) for one in both]
 
 
-async def _play(both: tuple[Window, Window], story: tuple[tuple[int, str], ...], count: int) -> None:
+async def _converse(both: tuple[Window, Window], story: tuple[tuple[int, str], ...], count: int) -> None:
     for number, (writer, text) in enumerate(story, count + 1):
         await both[writer].write(text)
         await _until_delivered(both, number)
@@ -72,7 +72,9 @@ async def _play(both: tuple[Window, Window], story: tuple[tuple[int, str], ...],
 async def _until_delivered(both: tuple[Window, Window], count: int) -> None:
     """Wait until both windows show this number of messages, all delivered."""
     for one in both:
-        await one.shows(lambda lines: len(lines) == count and all(line["mark"] in ("", "delivered") for line in lines))
+        await one.wait_for_lines(
+            lambda lines: len(lines) == count and all(line["mark"] in ("", "delivered") for line in lines)
+        )
 
 
 async def _shot(one: Window) -> bytes:
@@ -84,7 +86,7 @@ async def _shot(one: Window) -> bytes:
     return await one.tab.capture_png()
 
 
-def side_by_side(images: list[bytes]) -> str:
+def combine(images: list[bytes]) -> str:
     """Return a page that shows both pictures."""
     sources = [f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in images]
     return f"""<!doctype html><meta charset="utf-8"><style>
@@ -93,11 +95,11 @@ def side_by_side(images: list[bytes]) -> str:
       <img src="{sources[0]}"><img src="{sources[1]}">"""
 
 
-async def picture(chromium: Chromium, directory: Path) -> bytes:
+async def make_picture(chromium: Chromium, directory: Path) -> bytes:
     """Return the picture as PNG."""
     with chat_server(directory) as served:
         page = directory / "both.html"
-        page.write_text(side_by_side(await pictures(chromium, served)), encoding="utf-8")
+        page.write_text(combine(await take_pictures(chromium, served)), encoding="utf-8")
         async with chromium.tab() as tab:
             await tab.open(page.as_uri(), *PICTURE)
             return await tab.capture_png()
@@ -105,4 +107,4 @@ async def picture(chromium: Chromium, directory: Path) -> bytes:
 
 if __name__ == "__main__":
     with running_chromium() as running, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        Path(sys.argv[1]).write_bytes(asyncio.run(picture(running, Path(name))))
+        Path(sys.argv[1]).write_bytes(asyncio.run(make_picture(running, Path(name))))

@@ -18,9 +18,9 @@ from server.web_chat.windows import (
     SHIFT,
     Line,
     Window,
-    both_arrive,
     chat_server,
-    check_same,
+    check_same_messages,
+    open_both,
     two_windows,
     window,
 )
@@ -39,10 +39,10 @@ def all_sent(count: int) -> Any:
     return lambda lines: len(lines) == count and all(one["sequence"] is not None for one in lines)
 
 
-async def both_have(ann: Window, bob: Window, count: int) -> list[Line]:
+async def wait_for_both(ann: Window, bob: Window, count: int) -> list[Line]:
     """Wait until both windows show this number of messages, and check that their order and audit panels agree."""
-    lines = await ann.shows(all_sent(count))
-    check_same(lines, await bob.shows(all_sent(count)))
+    lines = await ann.wait_for_lines(all_sent(count))
+    check_same_messages(lines, await bob.wait_for_lines(all_sent(count)))
     order = await ann.text_of("#audit [data-kind=order]")
     await bob.until("document.querySelector('#audit [data-kind=order]').textContent", order)
     for one in (ann, bob):
@@ -56,28 +56,28 @@ async def both_have(ann: Window, bob: Window, count: int) -> list[Line]:
 async def test_two_windows_chat_across_a_killed_server(tmp_path: Path, chromium: Chromium) -> None:
     with chat_server(tmp_path) as served:
         async with two_windows(chromium, served.url) as (ann, bob):
-            await both_arrive(ann, bob)
+            await open_both(ann, bob)
             await ann.write("hello")
-            await bob.shows_texts("hello")
+            await bob.wait_for_texts("hello")
             await bob.write("hello yourself")
-            await ann.shows_texts("hello", "hello yourself")
-            await ann.shows_marks("delivered")
+            await ann.wait_for_texts("hello", "hello yourself")
+            await ann.wait_for_marks("delivered")
 
             await ann.tab.run(KEPT)
             served.kill()
-            await ann.says("offline")
+            await ann.wait_for_state("offline")
             await ann.write("are you there?", "bob?")
             await bob.write("the server is away", "I go on")
-            await ann.shows_marks("delivered", "pending", "pending")
+            await ann.wait_for_marks("delivered", "pending", "pending")
             # A reload uses the page that the service worker has stored, and the pending messages are still there.
-            await ann.come("ann")
-            await ann.shows_texts("hello", "hello yourself", "are you there?", "bob?")
-            await ann.shows_marks("delivered", "pending", "pending")
+            await ann.open_page("ann")
+            await ann.wait_for_texts("hello", "hello yourself", "are you there?", "bob?")
+            await ann.wait_for_marks("delivered", "pending", "pending")
             assert "2 waiting" in await ann.text_of("#waiting")
             await ann.write("after a reload")
 
             served.start()
-            lines = await both_have(ann, bob, 7)
+            lines = await wait_for_both(ann, bob, 7)
             texts = [one["text"] for one in lines]
             assert [text for text in texts if text in ("are you there?", "bob?", "after a reload")] == [
                 "are you there?",
@@ -85,41 +85,41 @@ async def test_two_windows_chat_across_a_killed_server(tmp_path: Path, chromium:
                 "after a reload",
             ]
             assert texts.index("the server is away") < texts.index("I go on")
-            await ann.shows_marks(*["delivered"] * 4)
-            await bob.shows_marks(*["delivered"] * 3)
+            await ann.wait_for_marks(*["delivered"] * 4)
+            await bob.wait_for_marks(*["delivered"] * 3)
 
 
 @pytest.mark.rule("CH-7")
 @pytest.mark.rule("CH-12")
 async def test_bad_network_neither_loses_nor_duplicates_messages(tmp_path: Path, chromium: Chromium) -> None:
     async with serving(tmp_path) as served, two_windows(chromium, served.url) as (ann, bob):
-        await both_arrive(ann, bob)
+        await open_both(ann, bob)
         for one in (ann, bob):
             await one.network("bad", **FAST_BUT_BAD)
         for number in range(MESSAGES):
             await ann.write(f"ann {number}")
             await bob.write(f"bob {number}")
-        lines = await both_have(ann, bob, 2 * MESSAGES)
+        lines = await wait_for_both(ann, bob, 2 * MESSAGES)
         for name in ("ann", "bob"):
             mine = [one["text"] for one in lines if one["text"].startswith(name)]
             assert mine == [f"{name} {number}" for number in range(MESSAGES)]
         assert "dropped 0" not in await ann.text_of("#harm")
         assert "The network dropped" in await ann.text_of("#harm")
-        # Delivery marks arrive too, although the network also drops frames that carry them.
-        await ann.shows_marks(*["delivered"] * MESSAGES)
-        await bob.shows_marks(*["delivered"] * MESSAGES)
+        # Delivery marks also arrive, although the network drops some of the frames that carry them.
+        await ann.wait_for_marks(*["delivered"] * MESSAGES)
+        await bob.wait_for_marks(*["delivered"] * MESSAGES)
 
 
 @pytest.mark.rule("CH-8")
 @pytest.mark.rule("CH-9")
-async def test_delivery_marks_private_chats_and_invitations(tmp_path: Path, chromium: Chromium) -> None:
+async def test_delivery_marks_private_chats_and_invitations_are_shown(tmp_path: Path, chromium: Chromium) -> None:
     async with serving(tmp_path) as served, two_windows(chromium, served.url) as (ann, bob):
         # A welcome bot greets the first user.
-        await ann.arrive("ann")
+        await ann.open_and_wait("ann")
         await ann.until("document.querySelectorAll('#messages > li').length", 2)
         assert "Welcome" in await ann.text_of("#messages .content")
         await ann.write("is anybody here?")
-        await ann.shows_marks("sent")
+        await ann.wait_for_marks("sent")
 
         # Only invited users may read a private chat.
         await ann.tab.run("document.getElementById('new-chat').focus()")
@@ -132,7 +132,7 @@ async def test_delivery_marks_private_chats_and_invitations(tmp_path: Path, chro
         await ann.until("document.getElementById('title').textContent", "tea & <b>cake")
         await ann.until("document.getElementById('manage').hidden", False)
         await ann.write("milk?")
-        await bob.come("bob", "tea & <b>cake")
+        await bob.open_page("bob", "tea & <b>cake")
         await bob.until("document.getElementById('notice').textContent.includes('not a member')")
         await bob.until("document.getElementById('empty').textContent.includes('not a member')")
         assert await bob.lines() == []
@@ -141,29 +141,29 @@ async def test_delivery_marks_private_chats_and_invitations(tmp_path: Path, chro
         await ann.tab.run("document.getElementById('guest').focus()")
         await ann.type("bob")
         await ann.press("Enter")
-        await bob.shows_texts("milk?")
-        await ann.shows_marks("delivered")
+        await bob.wait_for_texts("milk?")
+        await ann.wait_for_marks("delivered")
         await bob.write("yes")
-        await ann.shows_texts("milk?", "yes")
-        await bob.shows_marks("delivered")
+        await ann.wait_for_texts("milk?", "yes")
+        await bob.wait_for_marks("delivered")
 
         # A message written with the network off is pending. Both windows have it afterwards.
         await bob.network("off")
-        await bob.says("switched off")
+        await bob.wait_for_state("switched off")
         await bob.write("and sugar")
-        await bob.shows_marks("delivered", "pending")
+        await bob.wait_for_marks("delivered", "pending")
         await ann.write("no sugar left")
-        await ann.shows_marks("delivered", "sent")
+        await ann.wait_for_marks("delivered", "sent")
         await bob.network("good")
-        await both_have(ann, bob, 4)
+        await wait_for_both(ann, bob, 4)
 
         # Messages in other chats are counted as unread.
         await bob.click("[data-chat=lobby] button")
-        await bob.shows_texts("is anybody here?")
+        await bob.wait_for_texts("is anybody here?")
         await ann.write("one", "two")
         await bob.until("document.querySelector('#chat-list li:not([data-chat=lobby]) .unread').textContent", "2")
         await ann.click("[data-chat=lobby] button")
-        await ann.shows_marks("delivered")
+        await ann.wait_for_marks("delivered")
 
         # A user who leaves a chat no longer sees it.
         await bob.click("#chat-list li:not([data-chat=lobby]) button")
@@ -180,15 +180,15 @@ async def test_messages_are_shown_as_text_and_scripts_are_blocked(tmp_path: Path
         "\u202eturned around\nand a second line",
     ]
     async with serving(tmp_path) as served, two_windows(chromium, served.url) as (ann, bob):
-        await both_arrive(ann, bob)
+        await open_both(ann, bob)
         for text in nasty:
             await ann.write(text)
-        await bob.shows_texts(*nasty)
-        await ann.shows_texts(*nasty)
+        await bob.wait_for_texts(*nasty)
+        await ann.wait_for_texts(*nasty)
         for one in (ann, bob):
             assert await one.tab.run("document.querySelectorAll('#messages :is(script, img, h1, a)').length") == 0
             assert "taken" not in await one.tab.run("document.title")
-        # Even if the page assigned text to innerHTML, the content security policy would reject it.
+        # Even if the page assigned text to innerHTML, the content security policy would reject the assignment.
         script = "try { document.body.innerHTML = '<p>'; 'was taken' } catch (error) { error.name }"
         assert await bob.tab.run(script) == "TypeError"
         loaded = "performance.getEntriesByType('resource').map((one) => new URL(one.name).origin)"
@@ -229,12 +229,12 @@ async def test_page_is_usable_by_keyboard_and_screen_reader(tmp_path: Path, chro
         await ann.until("document.getElementById('me')?.textContent", "ann")
         await ann.until(READY)
         await ann.until("document.activeElement.id", "text")
-        await bob.arrive("bob")
+        await bob.open_and_wait("bob")
         await ann.type("first line")
         await ann.tab.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", text="\r", modifiers=SHIFT)
         await ann.type("second line")
         await ann.press("Enter")
-        await bob.shows_texts("first line\nsecond line")
+        await bob.wait_for_texts("first line\nsecond line")
         await bob.until("document.getElementById('announcer').textContent", "ann: first line\nsecond line")
 
         # The message list is one tab stop, and the arrow keys move between messages.
@@ -252,11 +252,11 @@ async def test_page_is_usable_by_keyboard_and_screen_reader(tmp_path: Path, chro
         # Use the network switch with the arrow keys, then create a chat and invite a user.
         await tab_to(ann, "#network input")
         await ann.press("ArrowRight")
-        await ann.says("bad network")
+        await ann.wait_for_state("bad network")
         await ann.press("ArrowRight")
-        await ann.says("switched off")
+        await ann.wait_for_state("switched off")
         await ann.press("ArrowRight")
-        await ann.says("live")
+        await ann.wait_for_state("live")
         await tab_to(ann, "#frames")
         await tab_to(ann, "#panel-close", backwards=True)
         await ann.press("Enter")
@@ -293,9 +293,9 @@ CUT_NAMES: Final = """
 async def test_page_fits_a_phone_and_has_light_and_dark_themes(tmp_path: Path, chromium: Chromium) -> None:
     long_word = "w" * 300
     async with serving(tmp_path) as served, window(chromium, served.url) as ann:
-        await ann.arrive("ann-with-a-name-that-is-rather-long-for-a-phone", None, *PHONE)
+        await ann.open_and_wait("ann-with-a-name-that-is-rather-long-for-a-phone", None, *PHONE)
         await ann.write(long_word, "short")
-        await ann.shows_marks("sent", "sent")
+        await ann.wait_for_marks("sent", "sent")
         await ann.click("#messages li:last-child .number")
         for is_panel_open in (False, True):
             assert await ann.tab.run("document.getElementById('panel').hidden") is not is_panel_open
@@ -322,7 +322,7 @@ async def test_page_fits_a_phone_and_has_light_and_dark_themes(tmp_path: Path, c
         assert await ann.tab.run(COLOURS) == dark
         await ann.tab.call("Emulation.setEmulatedMedia", features=[])
         assert await ann.tab.run(COLOURS) == dark
-        await ann.come("ann", None, *PHONE)  # the choice is stored
+        await ann.open_page("ann", None, *PHONE)  # the choice is stored
         assert await ann.tab.run(COLOURS) == dark
         await ann.click("#theme")
         assert await ann.tab.run(COLOURS) == light
@@ -337,15 +337,15 @@ def delete_log(directory: Path) -> None:
 async def test_pending_messages_go_to_the_lobby_of_a_new_log(tmp_path: Path, chromium: Chromium) -> None:
     with chat_server(tmp_path) as served:
         async with window(chromium, served.url) as ann:
-            await ann.arrive("ann")
+            await ann.open_and_wait("ann")
             await ann.write("in the old log")
-            await ann.shows_marks("sent")
+            await ann.wait_for_marks("sent")
             served.kill()
-            await ann.says("offline")
+            await ann.wait_for_state("offline")
             await ann.write("waits")
             await asyncio.to_thread(delete_log, tmp_path)
             served.start()
-            (line,) = await ann.shows(lambda lines: [one["mark"] for one in lines] == ["sent"])
+            (line,) = await ann.wait_for_lines(lambda lines: [one["mark"] for one in lines] == ["sent"])
             assert (line["text"], line["sequence"]) in (("waits", 1), ("waits", 2), ("waits", 3))
 
 

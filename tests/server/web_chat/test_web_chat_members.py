@@ -24,7 +24,7 @@ async def create(served: Serving, chat: str, *names: str) -> None:
     assert (await served.request("POST", "/v1/chats", credential=names[0], json=body)).status == 201
 
 
-async def shows_members(window: Window, **wanted: list[str]) -> None:
+async def wait_for_members(window: Window, **wanted: list[str]) -> None:
     await window.until(MEMBERS, {f"user:{name}": shown for name, shown in wanted.items()})
 
 
@@ -36,33 +36,33 @@ def button_of(name: str, kind: str) -> str:
 async def test_owner_manages_members_and_others_see_no_buttons(tmp_path: Path, chromium: Chromium) -> None:
     async with serving(tmp_path) as served, two_windows(chromium, served.url) as (ann, bob):
         await create(served, "tea", "ann", "bob", "cyn")
-        await ann.arrive("ann", "tea")
-        await bob.arrive("bob", "tea")
+        await ann.open_and_wait("ann", "tea")
+        await bob.open_and_wait("bob", "tea")
         managed = ["Make owner", "Remove"]
-        await shows_members(ann, ann=["owner"], bob=managed, cyn=managed)
-        await shows_members(bob, ann=["owner"], bob=[], cyn=[])
+        await wait_for_members(ann, ann=["owner"], bob=managed, cyn=managed)
+        await wait_for_members(bob, ann=["owner"], bob=[], cyn=[])
         assert [await one.tab.run("document.getElementById('invite').hidden") for one in (ann, bob)] == [False, True]
         assert "owners" in await bob.text_of("#owners-only:not([hidden])")
         assert await ann.tab.run("document.getElementById('owners-only').hidden")
 
         await ann.click(button_of("bob", "make-owner"))
-        await shows_members(ann, ann=["owner"], bob=["owner", "Remove"], cyn=managed)
-        await shows_members(bob, ann=["owner", "Remove"], bob=["owner"], cyn=managed)
+        await wait_for_members(ann, ann=["owner"], bob=["owner", "Remove"], cyn=managed)
+        await wait_for_members(bob, ann=["owner", "Remove"], bob=["owner"], cyn=managed)
         await bob.click(button_of("cyn", "remove"))
-        await shows_members(ann, ann=["owner"], bob=["owner", "Remove"])
+        await wait_for_members(ann, ann=["owner"], bob=["owner", "Remove"])
 
         # The last owner leaves, and the longest-standing member becomes owner.
         await bob.click(button_of("ann", "remove"))
         await ann.until("document.querySelector('[data-chat=tea] .preview') !== null")
-        await shows_members(bob, bob=["owner"])
+        await wait_for_members(bob, bob=["owner"])
 
 
 @pytest.mark.rule("CH-19")
 async def test_refused_membership_change_is_explained(tmp_path: Path, chromium: Chromium) -> None:
     async with serving(tmp_path) as served, two_windows(chromium, served.url) as (ann, bob):
         await create(served, "tea", "ann", "bob")
-        await ann.arrive("ann", "tea")
-        await shows_members(ann, ann=["owner"], bob=["Make owner", "Remove"])
+        await ann.open_and_wait("ann", "tea")
+        await wait_for_members(ann, ann=["owner"], bob=["Make owner", "Remove"])
         # The window does not know yet that another owner has removed the role.
         await ann.network("off")
         for name, role in (("bob", "owner"), ("ann", "member")):
@@ -71,17 +71,17 @@ async def test_refused_membership_change_is_explained(tmp_path: Path, chromium: 
         await ann.click(button_of("bob", "remove"))
         await ann.until("document.getElementById('notice').textContent.includes('only owners of the chat')")
         await ann.network("good")
-        await shows_members(ann, ann=[], bob=["owner"])
-        await bob.arrive("bob", "tea")
-        await shows_members(bob, ann=["Make owner", "Remove"], bob=["owner"])
+        await wait_for_members(ann, ann=[], bob=["owner"])
+        await bob.open_and_wait("bob", "tea")
+        await wait_for_members(bob, ann=["Make owner", "Remove"], bob=["owner"])
 
 
 @pytest.mark.rule("CH-19")
 async def test_user_who_has_left_is_not_made_an_owner(tmp_path: Path, chromium: Chromium) -> None:
     async with serving(tmp_path) as served, two_windows(chromium, served.url) as (ann, _):
         await create(served, "tea", "ann", "bob")
-        await ann.arrive("ann", "tea")
-        await shows_members(ann, ann=["owner"], bob=["Make owner", "Remove"])
+        await ann.open_and_wait("ann", "tea")
+        await wait_for_members(ann, ann=["owner"], bob=["Make owner", "Remove"])
         # Keep a reference to the button, because a pending member request removes it once bob has left.
         await ann.tab.run(f"window.makeOwner = document.querySelector({json.dumps(button_of('bob', 'make-owner'))}); 0")
         await ann.network("off")
@@ -89,4 +89,4 @@ async def test_user_who_has_left_is_not_made_an_owner(tmp_path: Path, chromium: 
         await ann.tab.run("window.makeOwner.click()")
         await ann.until("document.getElementById('notice').textContent.includes('not a member of the chat')")
         await ann.network("good")
-        await shows_members(ann, ann=["owner"])
+        await wait_for_members(ann, ann=["owner"])

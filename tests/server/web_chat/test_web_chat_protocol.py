@@ -31,7 +31,7 @@ def node_test(name: str, **environment: str) -> None:
 
 @pytest.mark.rule("CH-7")
 @pytest.mark.rule("CH-12")
-def test_protocol_cases() -> None:
+def test_protocol_passes_the_fixed_cases() -> None:
     node_test("protocol.test.mjs")
 
 

@@ -43,15 +43,15 @@ class Window:
         self.tab = tab
         self.url = url
 
-    async def come(self, name: str, chat: str | None = None, width: int = 1200, height: int = 800) -> None:
+    async def open_page(self, name: str, chat: str | None = None, width: int = 1200, height: int = 800) -> None:
         """Open the page, even if no server is running."""
         asked = {"name": name} if chat is None else {"name": name, "chat": chat}
         await self.tab.open(f"{self.url}/chat?{urlencode(asked)}", width, height)
         await self.until("document.getElementById('app').hidden === false")
 
-    async def arrive(self, name: str, chat: str | None = None, width: int = 1200, height: int = 800) -> None:
+    async def open_and_wait(self, name: str, chat: str | None = None, width: int = 1200, height: int = 800) -> None:
         """Open the page and wait until its chat has caught up."""
-        await self.come(name, chat, width, height)
+        await self.open_page(name, chat, width, height)
         await self.until(READY)
 
     # --- reading
@@ -76,7 +76,7 @@ class Window:
         found: list[Line] = await self.tab.run(READ)
         return [one for one in found if one["sender"] != WELCOME_BOT]
 
-    async def shows(self, condition: Callable[[list[Line]], bool]) -> list[Line]:
+    async def wait_for_lines(self, condition: Callable[[list[Line]], bool]) -> list[Line]:
         """Wait until the lines satisfy the condition."""
         seen: list[Line] = []
 
@@ -87,15 +87,15 @@ class Window:
         await until(is_so, lambda: seen)
         return seen
 
-    async def shows_texts(self, *texts: str) -> list[Line]:
+    async def wait_for_texts(self, *texts: str) -> list[Line]:
         """Wait until the lines have these texts, in this order."""
-        return await self.shows(lambda lines: [one["text"] for one in lines] == list(texts))
+        return await self.wait_for_lines(lambda lines: [one["text"] for one in lines] == list(texts))
 
-    async def shows_marks(self, *marks: str) -> list[Line]:
+    async def wait_for_marks(self, *marks: str) -> list[Line]:
         """Wait until the user's own messages have these marks, oldest first."""
-        return await self.shows(lambda lines: [one["mark"] for one in lines if one["mark"]] == list(marks))
+        return await self.wait_for_lines(lambda lines: [one["mark"] for one in lines if one["mark"]] == list(marks))
 
-    async def says(self, word: str) -> None:
+    async def wait_for_state(self, word: str) -> None:
         """Wait until the connection state contains the word."""
         await self.until(f"document.getElementById('state').textContent.includes({json.dumps(word)})")
 
@@ -166,15 +166,15 @@ async def two_windows(chromium: Chromium, url: str) -> AsyncIterator[tuple[Windo
         yield ann, bob
 
 
-async def both_arrive(ann: Window, bob: Window) -> None:
+async def open_both(ann: Window, bob: Window) -> None:
     """Open both pages in an empty lobby and wait for the greetings, so that they do not mix with later messages."""
-    await asyncio.gather(ann.arrive("ann"), bob.arrive("bob"))
+    await asyncio.gather(ann.open_and_wait("ann"), bob.open_and_wait("bob"))
     await asyncio.gather(
         *(one.until(f"{READ}.filter((one) => one.sender === '{WELCOME_BOT}').length", GREETINGS) for one in (ann, bob))
     )
 
 
-def check_same(*windows: list[Line]) -> None:
+def check_same_messages(*windows: list[Line]) -> None:
     """Check that all windows show the same messages once, in the same order, with gapless sequences."""
     first = [(one["sequence"], one["id"], one["text"]) for one in windows[0]]
     for lines in windows:

@@ -34,7 +34,7 @@ from oncelog.storage.store import Store
 from oncelog.storage.verify.findings import StepProgress, VerificationSummary
 from oncelog.storage.verify.verification import verify_log
 from oncelog.testing.contract.driver import StoreDriver
-from storage.migrate.migration_worker import stop_by
+from storage.migrate.migration_worker import stop_at_point
 from storage.sqlite.writers import ORDERS, session_on
 
 PLACE = ("place >> 48", "place & 281474976710655")
@@ -116,7 +116,7 @@ def assert_moved(path: Path, address: str) -> None:
 
 
 def can_be_opened(store: Store) -> bool:
-    """Return whether the store opens; assert that a refusal reports the move."""
+    """Return whether the store opens. If it does not, assert that the error reports the move."""
 
     async def open_and_close() -> None:
         await store.open()
@@ -142,7 +142,7 @@ def open_writer(path: Path) -> Iterator[Writer]:
 
 
 @contextmanager
-def driven(make: Any, clock: Any = None) -> Iterator[StoreDriver]:
+def open_driver(make: Any, clock: Any = None) -> Iterator[StoreDriver]:
     log = StoreDriver(lambda its, _: make(clock or its), Settings(), is_durable=True)
     try:
         yield log
@@ -168,7 +168,7 @@ def open_copy_and_database(path: Path, address: str) -> Iterator[tuple[SetClock,
     def in_database(_: Any) -> Store:
         return PostgresStore(address, clock=clock, draw=bytes, keep_clock_ms=0)
 
-    with driven(in_file) as one, driven(in_database) as other:
+    with open_driver(in_file) as one, open_driver(in_database) as other:
         yield clock, one, other
 
 
@@ -191,7 +191,7 @@ def move_and_kill(path: Path, address: str, point: str, number: int = 1) -> None
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(WAIT_S)
-            stop_by(point, number)
+            stop_at_point(point, number)
             migrate_log(str(path), address, ignore_progress)
         except BaseException:  # noqa: BLE001 - the parent sees the exit status
             traceback.print_exc()

@@ -1,7 +1,7 @@
 """Signal the process in the middle of a move.
 
-A point is a method of the mover's source or target, with `before` or `after`. The process sends itself a signal at a
-numbered call of the method.
+A point is a method of the mover's source or target, followed by `before` or `after`. The process sends itself a signal
+at a numbered call of the method.
 """
 
 import asyncio
@@ -18,34 +18,34 @@ def stop_at(owner: type, name: str, when: str, number: int, how: str = "kill") -
     original: Any = getattr(owner, name)
     calls = 0
 
-    def counted(now: str) -> None:
+    def count_call(now: str) -> None:
         nonlocal calls
         calls += now == when
         if now == when and calls == number:
             os.kill(os.getpid(), SIGNALS[how])
 
-    async def asynchronous(*arguments: Any) -> Any:
-        counted("before")
+    async def call_async(*arguments: Any) -> Any:
+        count_call("before")
         await asyncio.sleep(0)
         result = await original(*arguments)
-        counted("after")
+        count_call("after")
         return result
 
-    def synchronous(*arguments: Any) -> Any:
-        counted("before")
+    def call_sync(*arguments: Any) -> Any:
+        count_call("before")
         result = original(*arguments)
-        counted("after")
+        count_call("after")
         return result
 
-    setattr(owner, name, asynchronous if asyncio.iscoroutinefunction(original) else synchronous)
+    setattr(owner, name, call_async if asyncio.iscoroutinefunction(original) else call_sync)
 
 
-def small_slices() -> None:
+def use_small_slices() -> None:
     for module in (source, migration):
         vars(module)["SLICE_ROWS"] = 7
 
 
-def stop_by(point: str, number: int, how: str = "kill") -> None:
+def stop_at_point(point: str, number: int, how: str = "kill") -> None:
     """Send a signal at a point, such as `target.save_slice.before`."""
     owner, name, when = point.split(".")
     stop_at({"source": source.MigrationSource, "target": target.MigrationTarget}[owner], name, when, number, how)

@@ -37,11 +37,11 @@ from storage.migrate.migration_checks import (
     LATER_MS,
     assert_moved,
     can_be_opened,
-    driven,
     ignore_progress,
     move_and_kill,
     move_with_copy,
     open_copy_and_database,
+    open_driver,
     open_writer,
     read_database_rows,
     read_file_rows,
@@ -58,7 +58,7 @@ def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def retry_all() -> list[list[Item]]:
-    """Return retries of all writes of the sample, and some new writes."""
+    """Return retries of all writes of the sample log, and some new writes."""
     again = batches(8)
     again.append([full_event(900_000, ["orders"]), note(900_001, "notes/1")])
     again.append(
@@ -83,7 +83,7 @@ def test_moved_log_has_the_same_rows(log: Path, database: str) -> None:
         assert other.store.epoch == one.store.epoch
 
 
-def test_moved_log_decides_like_the_file(log: Path, database: str) -> None:
+def test_moved_log_reaches_the_same_verdicts_as_the_file(log: Path, database: str) -> None:
     """The verdicts cover retries, leases, client sequences, rates and expired keys."""
     move_with_copy(log, database)
     with open_copy_and_database(log, database) as (clock, one, other):
@@ -96,7 +96,7 @@ def test_moved_log_decides_like_the_file(log: Path, database: str) -> None:
 def test_moved_log_forgets_keys_at_the_same_time(tmp_path: Path, database: str) -> None:
     path = tmp_path / "log.db"
     clock = SetClock()
-    with driven(lambda _: open_store(path, clock)) as log:
+    with open_driver(lambda _: open_store(path, clock)) as log:
         log.run(log.store.declare([NOTES]))
         first = log(note(1, "notes/1"))
     assert isinstance(first, oncelog.Committed)
@@ -168,7 +168,7 @@ def test_writes_and_erasures_during_a_move_are_copied(
         assert are_new(commit(session, *range(1, 60)))
         assert erase(session, 0, [2]) == 1
 
-        async def taken(target: MigrationTarget, part: Any) -> None:
+        async def save_and_write(target: MigrationTarget, part: Any) -> None:
             await take(target, part)
             for number in numbers:
                 assert are_new(commit(session, number))
@@ -178,7 +178,7 @@ def test_writes_and_erasures_during_a_move_are_copied(
                 if number % 10 == 9:
                     break
 
-        monkeypatch.setattr(MigrationTarget, "save_slice", taken)
+        monkeypatch.setattr(MigrationTarget, "save_slice", save_and_write)
         migrate_log(str(path), database, ignore_progress)
         assert next(numbers, None) is None
         with pytest.raises(MovedError):
@@ -194,14 +194,14 @@ def test_bodies_erased_during_a_move_are_erased_in_the_database(
     with open_writer(log) as session:
         positions = range(1, 40)
 
-        async def erased_before(target: MigrationTarget, source: MigrationSource, state: Any) -> None:
+        async def erase_before(target: MigrationTarget, source: MigrationSource, state: Any) -> None:
             await replace(target, source, state)
             if positions:
                 source.unlock()
                 erase(session, 0, list(positions))
                 raise StoreError("enough for now")
 
-        monkeypatch.setattr(MigrationTarget, "replace_side_state", erased_before)
+        monkeypatch.setattr(MigrationTarget, "replace_side_state", erase_before)
         with pytest.raises(StoreError, match="enough"):
             migrate_log(str(log), database, ignore_progress)
         monkeypatch.setattr(MigrationTarget, "replace_side_state", replace)
@@ -216,7 +216,7 @@ def test_bodies_erased_during_a_move_are_erased_in_the_database(
 
 
 def test_database_with_another_log_is_refused_and_not_changed(log: Path, database: str) -> None:
-    with driven(lambda clock: PostgresStore(database, clock=clock)) as other:
+    with open_driver(lambda clock: PostgresStore(database, clock=clock)) as other:
         other(full_event(1, ["orders"]))
     before = read_database_rows(database)
     for refused in (check_migration, lambda path, address: migrate_log(path, address, ignore_progress)):
@@ -266,12 +266,12 @@ def test_second_concurrent_move_is_refused(log: Path, database: str, monkeypatch
     monkeypatch.setattr("oncelog.storage.migrate.target.LOCK_TIMEOUT_MS", 50)
     begin = MigrationTarget.begin
 
-    async def begun(target: MigrationTarget, *arguments: Any) -> None:
+    async def begin_while_moving(target: MigrationTarget, *arguments: Any) -> None:
         await begin(target, *arguments)
         with pytest.raises(StoreError, match=r"another `oncelog move` into .* is in progress"):
             await migration._migrate_log(str(log), database, ignore_progress)
 
-    monkeypatch.setattr(MigrationTarget, "begin", begun)
+    monkeypatch.setattr(MigrationTarget, "begin", begin_while_moving)
     migrate_log(str(log), database, ignore_progress)
     assert_moved(log, database)
 
@@ -281,12 +281,12 @@ def test_only_one_of_two_moves_to_different_databases_finishes(
 ) -> None:
     lock, elsewhere = MigrationSource.lock, address_of(log / "elsewhere")
 
-    def overtaken(source: MigrationSource) -> None:
+    def overtake(source: MigrationSource) -> None:
         done = run_command("move", str(log), elsewhere)
         assert done.returncode == 0, done.stderr
         lock(source)
 
-    monkeypatch.setattr(MigrationSource, "lock", overtaken)
+    monkeypatch.setattr(MigrationSource, "lock", overtake)
     with pytest.raises(MovedError, match="so it cannot be moved to"):
         migrate_log(str(log), database, ignore_progress)
     assert not can_be_opened(PostgresStore(database))
@@ -319,11 +319,11 @@ def test_difference_at_the_final_comparison_is_reported(
 ) -> None:
     replace = MigrationTarget.replace_side_state
 
-    async def spoilt(target: MigrationTarget, source: MigrationSource, state: Any) -> None:
+    async def spoil(target: MigrationTarget, source: MigrationSource, state: Any) -> None:
         await replace(target, source, state)
         await target._connection.execute("UPDATE oncelog_lanes SET fence = fence + 1 WHERE lane = 1")
 
-    monkeypatch.setattr(MigrationTarget, "replace_side_state", spoilt)
+    monkeypatch.setattr(MigrationTarget, "replace_side_state", spoil)
     with pytest.raises(CorruptError, match="lane 1 differs after the copy"):
         migrate_log(str(log), database, ignore_progress)
     assert can_be_opened(SqliteStore(log))
@@ -335,13 +335,13 @@ def test_difference_at_the_final_comparison_is_reported(
 def test_file_replaced_during_a_move_is_not_marked(log: Path, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settle = MigrationSource.make_durable
 
-    def replaced(source: MigrationSource) -> None:
+    def replace_file(source: MigrationSource) -> None:
         settle(source)
         copy = log.with_name("copy.db")
         shutil.copy(log, copy)
         copy.replace(log)
 
-    monkeypatch.setattr(MigrationSource, "make_durable", replaced)
+    monkeypatch.setattr(MigrationSource, "make_durable", replace_file)
     with pytest.raises(StoreError, match="removed or replaced"):
         migrate_log(str(log), database, ignore_progress)
     assert not can_be_opened(PostgresStore(database))
@@ -360,9 +360,9 @@ def test_open_log_refuses_writes_after_a_move(log: Path, database: str) -> None:
             lambda: mine.submit(full_event(880_000, ["orders"])),
             lambda: mine.submit(
                 full_event(2, ["orders"])
-            ),  # known writes too, because the database now has the answers
+            ),  # Known writes are refused too, because the database now has the answers.
             lambda: mine.erase(partition="orders"),
-            lambda: mine.submit(note(1, "new")),  # under a policy that this process has not declared yet
+            lambda: mine.submit(note(1, "new")),  # The policy of this write has not been declared in this process yet.
             mine.confirm_clock,
             lambda: done(1),
             lambda: done(2),
@@ -435,7 +435,7 @@ def replay(timed_history: TimedHistory, at: int) -> None:
             for number, (step, moment) in enumerate(zip(timed_history.steps, timed_history.moments, strict=True)):
                 if number == at:
                     mover.move(durable)
-                assert other.tell(step, moment) == one.tell(step, moment), f"batch {number}"
+                assert other.apply(step, moment) == one.apply(step, moment), f"batch {number}"
             if not mover.is_moved:
                 mover.move(durable)
             assert read_store(durable) == read_store(memory)

@@ -17,11 +17,11 @@ from oncelog.storage.sqlite import SqliteStore
 from storage.migrate.migration_checks import (
     assert_moved,
     can_be_opened,
-    driven,
     ignore_progress,
     move_and_kill,
     move_with_copy,
     open_copy_and_database,
+    open_driver,
     open_writer,
     use_small_slices,
 )
@@ -67,7 +67,7 @@ def test_killed_move_can_be_continued(log: Path, database: str, point: str, numb
         assert read_store(other) == read_store(one)
 
 
-def test_move_killed_before_its_begin_leaves_no_tables(log: Path, database: str) -> None:
+def test_move_killed_before_it_begins_leaves_no_tables(log: Path, database: str) -> None:
     move_and_kill(log, database, "target.begin.before")
     assert query(database, "SELECT to_regclass('oncelog_log')") == [(None,)]
 
@@ -84,7 +84,7 @@ def test_rows_lost_by_the_database_after_the_mark_are_copied_again(log: Path, da
 
 
 @pytest.mark.parametrize("point", ["source.save_marker.after", "target.finish.before"])
-def test_move_killed_after_the_mark_leaves_both_sides_closed_for_writes(log: Path, database: str, point: str) -> None:
+def test_move_killed_after_the_mark_leaves_neither_side_writable(log: Path, database: str, point: str) -> None:
     move_and_kill(log, database, point)
     assert not can_be_opened(PostgresStore(database))
     assert not can_be_opened(SqliteStore(log))
@@ -99,12 +99,12 @@ def test_repeated_move_after_the_end_changes_nothing(log: Path, database: str) -
         check_migration(str(log), database)
         assert not migrate_log(str(log), database, ignore_progress).is_new
     assert_moved(log, database)
-    with driven(lambda clock: PostgresStore(database, clock=clock)) as other:  # even after a later write
+    with open_driver(lambda clock: PostgresStore(database, clock=clock)) as other:  # even after a later write
         assert isinstance(other(full_event(777_777, ["orders"])), oncelog.Committed)
     assert not migrate_log(str(log), database, ignore_progress).is_new
 
 
-def test_older_copy_is_marked_as_moved_only_if_nothing_changed_since(log: Path, database: str) -> None:
+def test_older_copy_is_marked_as_moved_only_if_nothing_has_changed_since(log: Path, database: str) -> None:
     move_with_copy(log, database)
     copy = log.with_name("twin.db")
     assert migrate_log(str(copy), database, ignore_progress).is_new  # the copy has no mark and equal content

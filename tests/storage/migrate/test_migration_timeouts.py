@@ -1,6 +1,7 @@
 """A move whose session hangs or is lost stops, releases the file, and can be continued.
 
-The limits are far above what a slow machine needs. When a session hangs, the test advances the event loop's time.
+The limits are far above the time that a slow machine needs. When a session hangs, the test advances the event loop's
+time.
 """
 
 import asyncio
@@ -96,11 +97,11 @@ async def test_held_statement_releases_the_file_lock_after_the_limit(
     held: asyncio.Future[HeldMessage] = asyncio.get_running_loop().create_future()
     async with PostgresProxy(database) as proxy:
 
-        async def stalled(target: MigrationTarget, *arguments: Any) -> None:
+        async def hold_session(target: MigrationTarget, *arguments: Any) -> None:
             held.set_result(proxy.hold(statement, is_query=is_query))
             await replace(target, *arguments)
 
-        monkeypatch.setattr(MigrationTarget, "replace_side_state", stalled)
+        monkeypatch.setattr(MigrationTarget, "replace_side_state", hold_session)
         moving = moving_to(proxy.address, log)
         await (await held).wait_reached()
         assert is_locked(log)
@@ -149,18 +150,18 @@ async def test_cancelled_move_drops_its_session_without_a_cancel_request(
     async with PostgresProxy(database) as proxy:
         taking: asyncio.Future[HeldMessage] = asyncio.get_running_loop().create_future()
 
-        async def stalled(target: MigrationTarget, part: Any) -> None:
+        async def hold_slice(target: MigrationTarget, part: Any) -> None:
             taking.set_result(proxy.hold_after(statement, 1) if statement == "COPY" else proxy.hold(statement))
             await take(target, part)
 
-        monkeypatch.setattr(MigrationTarget, "save_slice", stalled)
+        monkeypatch.setattr(MigrationTarget, "save_slice", hold_slice)
         moving = moving_to(proxy.address, log)
         await (await taking).wait_reached()
         accepted = proxy.accepted_count
         moving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await moving
-        connection = await asyncpg.connect(proxy.address)  # earlier connections are accepted before this one
+        connection = await asyncpg.connect(proxy.address)  # Earlier connections are accepted before this one.
         await connection.close()
         assert proxy.accepted_count == accepted + 1
     monkeypatch.undo()
@@ -200,11 +201,11 @@ async def test_move_can_be_continued_after_a_lost_commit(
     take = MigrationTarget.save_slice
     async with PostgresProxy(database) as proxy:
 
-        async def cut(target: MigrationTarget, part: Any) -> None:
+        async def cut_session(target: MigrationTarget, part: Any) -> None:
             proxy.commit_faults.append(fate)
             await take(target, part)
 
-        monkeypatch.setattr(MigrationTarget, "save_slice", cut)
+        monkeypatch.setattr(MigrationTarget, "save_slice", cut_session)
         moving = moving_to(proxy.address, log)
         if fate is CommitFault.STALLED:
             await until(lambda: proxy.done[fate] == 1)
@@ -226,7 +227,7 @@ async def test_blocked_copy_ends_with_its_session(
     loop_clock: LoopClock,
     is_cut: bool,
 ) -> None:
-    """asyncpg alone would wait forever for a socket that accepts no more bytes."""
+    """asyncpg alone would wait forever for a socket that accepts no further bytes."""
     gc.collect()  # ignores errors logged by earlier tests
     caplog.clear()
     path, pause = tmp_path / "log.db", Protocol.pause_writing
@@ -240,11 +241,11 @@ async def test_blocked_copy_ends_with_its_session(
     async with PostgresProxy(database) as proxy:
         held, is_paused = proxy.hold("COPY", is_query=True), asyncio.Event()
 
-        def paused(protocol: Any) -> None:
+        def record_pause(protocol: Any) -> None:
             pause(protocol)
             is_paused.set()
 
-        monkeypatch.setattr(Protocol, "pause_writing", paused)
+        monkeypatch.setattr(Protocol, "pause_writing", record_pause)
         moving = moving_to(proxy.address, path)
         await held.wait_reached()
         await is_paused.wait()

@@ -24,12 +24,12 @@ async def test_cancelled_read_ahead_waits_for_its_thread(times: int) -> None:
 
     has_begun = asyncio.Event()
 
-    async def copied() -> None:
+    async def copy() -> None:
         async with aclosing(_read_ahead(parts())) as found:
             async for _ in found:
                 has_begun.set()
 
-    copying = asyncio.create_task(copied())
+    copying = asyncio.create_task(copy())
     try:
         await has_begun.wait()
         await turns()
@@ -51,7 +51,7 @@ async def test_error_of_an_unused_read_ahead_is_not_logged(caplog: pytest.LogCap
         is_read.set()
         raise ValueError("of the file")
 
-    async def copied() -> None:
+    async def copy() -> None:
         async with aclosing(_read_ahead(parts())) as found:
             async for _ in found:
                 await asyncio.to_thread(is_read.wait)
@@ -60,6 +60,6 @@ async def test_error_of_an_unused_read_ahead_is_not_logged(caplog: pytest.LogCap
     gc.collect()  # ignores errors logged by earlier tests
     caplog.clear()
     with pytest.raises(OSError, match="of the database"):
-        await copied()
+        await copy()
     gc.collect()
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []

@@ -30,7 +30,7 @@ def batch(first: int, count: int) -> list[Request]:
 
 
 def records_in_file(path: Path) -> int:
-    """Return how many records are in the file itself, without its write-ahead log."""
+    """Return the number of records in the file itself, without its write-ahead log."""
     alone = path.with_suffix(".alone")
     # Runs in another process, because closing the file in this process would drop SQLite's locks.
     subprocess.run(["/bin/cp", path, alone], check=True)  # noqa: S603
@@ -38,24 +38,24 @@ def records_in_file(path: Path) -> int:
         return int(connection.execute("SELECT count(*) FROM oncelog_records").fetchone()[0])
 
 
-def is_moving(store: SqliteStore) -> bool:
+def is_checkpointing(store: SqliteStore) -> bool:
     return store._checkpoint_task is not None and not store._checkpoint_task.done()
 
 
-async def wait_until_moved(store: SqliteStore) -> None:
+async def wait_for_checkpoint(store: SqliteStore) -> None:
     if store._checkpoint_task is not None:
         await asyncio.wait([store._checkpoint_task])
 
 
 async def test_checkpoint_starts_after_a_number_of_records(store: SqliteStore, tmp_path: Path) -> None:
     await store.commit(batch(1, CHECKPOINT_RECORDS - 1))
-    assert not is_moving(store)
+    assert not is_checkpointing(store)
     assert records_in_file(tmp_path / "log.db") == 0
     await store.commit(batch(CHECKPOINT_RECORDS, 1))
-    await wait_until_moved(store)
+    await wait_for_checkpoint(store)
     assert records_in_file(tmp_path / "log.db") == CHECKPOINT_RECORDS
     await store.commit(batch(CHECKPOINT_RECORDS + 1, 1))
-    assert not is_moving(store)
+    assert not is_checkpointing(store)
 
 
 async def test_commits_continue_during_a_checkpoint(
@@ -64,18 +64,18 @@ async def test_commits_continue_during_a_checkpoint(
     begun, may_end = threading.Event(), threading.Event()
     moved = SqliteStore._checkpoint
 
-    def held(store: SqliteStore) -> None:
+    def wait_in_checkpoint(store: SqliteStore) -> None:
         begun.set()
         may_end.wait(WAIT_S)
         moved(store)
 
-    monkeypatch.setattr(SqliteStore, "_checkpoint", held)
+    monkeypatch.setattr(SqliteStore, "_checkpoint", wait_in_checkpoint)
     try:
         await store.commit(batch(1, CHECKPOINT_RECORDS))
         assert await asyncio.to_thread(begun.wait, WAIT_S)
         await store.commit(batch(CHECKPOINT_RECORDS + 1, 10))
         may_end.set()
-        await wait_until_moved(store)
+        await wait_for_checkpoint(store)
         assert records_in_file(tmp_path / "log.db") == CHECKPOINT_RECORDS + 10
     finally:
         may_end.set()
@@ -86,23 +86,23 @@ async def test_scrub_waits_for_a_running_checkpoint(store: SqliteStore, monkeypa
     begun, may_end = threading.Event(), threading.Event()
     scrub = Writer.scrub
 
-    def held(_: SqliteStore) -> None:
+    def wait_in_checkpoint(_: SqliteStore) -> None:
         begun.set()
         may_end.wait(WAIT_S)
         order.append("moved")
 
-    def scrubbed(session: Writer) -> bool:
+    def record_scrub(session: Writer) -> bool:
         order.append("scrubbed")
         return scrub(session)
 
-    monkeypatch.setattr(SqliteStore, "_checkpoint", held)
-    monkeypatch.setattr(Writer, "scrub", scrubbed)
+    monkeypatch.setattr(SqliteStore, "_checkpoint", wait_in_checkpoint)
+    monkeypatch.setattr(Writer, "scrub", record_scrub)
     try:
         await store.commit(batch(1, CHECKPOINT_RECORDS))
         assert await asyncio.to_thread(begun.wait, WAIT_S)
         scrubbing = asyncio.ensure_future(store.scrub())
         await asyncio.sleep(0)
-        await store.find_keys([])  # the writer thread has run an earlier call
+        await store.find_keys([])  # Returns only after the writer thread has run an earlier call.
         assert order == []
         may_end.set()
         assert await scrubbing
@@ -114,17 +114,17 @@ async def test_scrub_waits_for_a_running_checkpoint(store: SqliteStore, monkeypa
 async def test_failed_checkpoint_is_logged_and_retried(
     store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(_: SqliteStore, use: str = "reader") -> None:
+    def fail_checkpoint(_: SqliteStore, use: str = "reader") -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
     with monkeypatch.context() as patched, caplog.at_level(logging.DEBUG, logger="oncelog.sqlite"):
-        patched.setattr(SqliteStore, "_reader_connection", broken)
+        patched.setattr(SqliteStore, "_reader_connection", fail_checkpoint)
         await store.commit(batch(1, CHECKPOINT_RECORDS))
-        await wait_until_moved(store)
+        await wait_for_checkpoint(store)
     assert "the checkpoint failed" in caplog.text
     assert "disk I/O error" in caplog.text
     await store.commit(batch(CHECKPOINT_RECORDS + 1, CHECKPOINT_RECORDS))
-    await wait_until_moved(store)
+    await wait_for_checkpoint(store)
     assert records_in_file(tmp_path / "log.db") == 2 * CHECKPOINT_RECORDS
 
 
@@ -138,7 +138,7 @@ async def test_store_can_be_closed_during_a_checkpoint(tmp_path: Path) -> None:
     await store.open()
     try:
         await store.commit(batch(CHECKPOINT_RECORDS + 1, CHECKPOINT_RECORDS))
-        await wait_until_moved(store)  # a second checkpoint, although the first never started
+        await wait_for_checkpoint(store)  # a second checkpoint, because the first never started
         assert records_in_file(tmp_path / "log.db") == 2 * CHECKPOINT_RECORDS
     finally:
         await store.close()

@@ -251,7 +251,7 @@ async def test_empty_file_is_initialized_as_a_log(tmp_path: Path) -> None:
     assert int.from_bytes(path.read_bytes()[68:72], "big") == APPLICATION_ID
 
 
-def test_threads_that_create_one_file_concurrently_share_one_log(tmp_path: Path) -> None:
+def test_threads_that_create_one_file_concurrently_open_the_same_log(tmp_path: Path) -> None:
     """A thread with different settings gets an error that contains the stored settings."""
     for attempt in range(5):
         path = tmp_path / f"{attempt}.db"
@@ -296,7 +296,7 @@ def epoch_made_by_a_process(path: str, numbers: range) -> str:
 
 
 @pytest.mark.rule("CO-14")
-def test_processes_that_create_one_file_concurrently_share_one_log(tmp_path: Path) -> None:
+def test_processes_that_create_one_file_concurrently_open_the_same_log(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     with ProcessPoolExecutor(3, get_context("spawn")) as pool:  # an executor's `map` fails when a process dies
         jobs = (range(60), range(20, 80), range(0, 80, 3))

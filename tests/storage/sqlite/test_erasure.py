@@ -40,7 +40,7 @@ def commit(session: Writer, numbers: Iterable[int], size: int) -> list[Record]:
 
 @pytest.mark.rule("CO-41")
 @pytest.mark.parametrize("size", [12, 200, 3000, 100_000])
-def test_erased_body_is_not_on_disk(tmp_path: Path, size: int) -> None:
+def test_erased_body_is_removed_from_disk(tmp_path: Path, size: int) -> None:
     path = tmp_path / "log.db"
     with session_on(path, 8) as session:
         records = commit(session, range(12), size)
@@ -55,7 +55,7 @@ def test_erased_body_is_not_on_disk(tmp_path: Path, size: int) -> None:
 
 @pytest.mark.rule("CO-41")
 @pytest.mark.parametrize("seed", range(6))
-def test_bodies_erased_while_the_log_grows_are_not_on_disk(tmp_path: Path, seed: int) -> None:
+def test_bodies_erased_while_the_log_grows_are_removed_from_disk(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
     path = tmp_path / "log.db"
     kept: dict[int, list[Record]] = {}
@@ -100,7 +100,7 @@ def test_scrub_reports_bytes_that_a_reader_still_holds(tmp_path: Path) -> None:
 
 @pytest.mark.rule("CO-44", "CO-41")
 @pytest.mark.parametrize("size", [13, 200, 3000, 100_000])
-def test_erased_values_of_entities_are_not_on_disk(tmp_path: Path, size: int) -> None:
+def test_erased_values_of_entities_are_removed_from_disk(tmp_path: Path, size: int) -> None:
     path = tmp_path / "log.db"
     with session_on(path, 8) as session:
         operations = [SetEntity(f"e{number}", body_of(number, size)) for number in range(12)]

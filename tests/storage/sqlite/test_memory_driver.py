@@ -1,4 +1,4 @@
-"""Logs in memory on SQLite use one connection, which lives as long as the driver."""
+"""Logs in SQLite's memory use one connection, which stays open as long as the driver exists."""
 
 import sqlite3
 

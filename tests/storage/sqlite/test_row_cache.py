@@ -80,13 +80,13 @@ async def test_failed_transaction_leaves_nothing_in_the_row_cache(
     writing = store._file_writer.store_transaction
     staged: list[int] = []
 
-    def failing(*arguments: Any) -> None:
+    def fail_commit(*arguments: Any) -> None:
         RowCache.stage(writing._row_cache, *arguments)
         staged.append(1)
         raise sqlite3.OperationalError("disk I/O error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(writing._row_cache, "stage", failing)
+        patch.setattr(writing._row_cache, "stage", fail_commit)
         with pytest.raises(Exception, match="disk I/O error"):
             await commit(store, write(2, SetEntity("a", b"2")))
     assert staged
@@ -130,7 +130,7 @@ async def test_row_cache_is_dropped_when_the_file_is_restored(tmp_path: Path) ->
     path.write_bytes(copy)
     await commit_alone(write(2, DeleteEntity("b")))
     connection = connect(SqliteDriver(), str(path))
-    assert writing.load_state(connection).commits == commits  # opening it counts as a commit
+    assert writing.load_state(connection).commits == commits  # opening the file counts as a commit
     gap = commit_shared(writing, connection, write(4, DeleteEntity("a")))
     assert isinstance(gap, Refused), gap
     assert gap.current == 2
@@ -187,7 +187,7 @@ async def test_row_cache_does_not_change_decisions(
 
 
 @pytest.mark.rule("CH-9")
-async def test_members_removed_by_another_process_are_refused(tmp_path: Path) -> None:
+async def test_writes_of_members_removed_by_another_process_are_refused(tmp_path: Path) -> None:
     one, other = (SqliteStore(tmp_path / "log.db", Settings(1)) for _ in range(2))
     await one.open()
     await other.open()

@@ -29,14 +29,14 @@ def test_update_of_a_missing_row_is_reported_as_corrupt(tmp_path: Path) -> None:
         create_or_open(connection, path, Settings(), 0)
         with pytest.raises(CorruptError, match="only 0 of 1 rows that were read from the table rows can be updated"):
             side_state_tables.save_tables(connection, changes, 1, Snapshot(rows={ROW: Row()}))
-        assert stored(connection) == []
+        assert read_stored_members(connection) == []
         side_state_tables.save_tables(connection, changes, 1)
-        assert len(stored(connection)) == 1
+        assert len(read_stored_members(connection)) == 1
         newer = replace(changes, rows={ROW: Row({"a": (b"3", (3, b"", b""))}, (3, b"", b""))})
-        before = stored(connection)
+        before = read_stored_members(connection)
         side_state_tables.save_tables(connection, newer, 1, Snapshot(rows={ROW: Row()}))
-        assert len(stored(connection)) == 1
-        assert stored(connection) != before
+        assert len(read_stored_members(connection)) == 1
+        assert read_stored_members(connection) != before
 
 
 @pytest.mark.rule("CH-19")
@@ -59,5 +59,5 @@ def test_each_stream_loads_the_requested_number_of_oldest_members(tmp_path: Path
     }
 
 
-def stored(connection: sqlite3.Connection) -> list[tuple[str, bytes]]:
+def read_stored_members(connection: sqlite3.Connection) -> list[tuple[str, bytes]]:
     return connection.execute("SELECT row_id, state FROM oncelog_rows").fetchall()

@@ -32,7 +32,7 @@ async def test_worker_runs_calls_in_order_on_one_thread(worker: WorkerThread) ->
     assert seen == [(number, "worker") for number in range(100)]
 
 
-async def test_worker_is_idle_only_when_all_calls_ended(worker: WorkerThread) -> None:
+async def test_worker_is_idle_only_after_all_calls_have_ended(worker: WorkerThread) -> None:
     seen = [worker.is_idle]
     go_on = threading.Event()
     first, second = worker.submit(go_on.wait, WAIT_S), worker.submit(go_on.wait, WAIT_S)

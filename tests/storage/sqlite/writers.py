@@ -56,7 +56,7 @@ def write(number: int) -> Submission:
 
 
 def make_older(path: Path) -> None:
-    """Replace a closed log with a log of the first schema, with the rows that this schema supports."""
+    """Replace a closed log with a log of the first schema, which contains the rows that this schema supports."""
     older = path.with_suffix(".older")
     with closing(sqlite3.connect(older, isolation_level=None)) as connection:
         connection.execute("ATTACH ? AS newer", (str(path),))
@@ -77,7 +77,7 @@ def make_older(path: Path) -> None:
 
 
 def _key_rows(connection: sqlite3.Connection) -> Iterator[tuple[int, int, int]]:
-    """Return the keys of all segments, without keys that were merged into another segment."""
+    """Return the keys of all segments except keys that were merged into another segment."""
     jobs = connection.execute("SELECT sources, cursor FROM newer.oncelog_key_jobs").fetchall()
     done = {segment: cursor for sources, cursor in jobs for segment in json.loads(sources)}
     for segment, packed in connection.execute("SELECT segment, keys FROM newer.oncelog_key_runs"):

@@ -45,7 +45,7 @@ SEQUENCE_HASH = 2189155921296615790
 
 
 def test_key_hash_is_stable_and_independent_of_earlier_hashes() -> None:
-    """Hashes are stored in files. These values were computed by an earlier version."""
+    """Hashes are stored in files. An earlier version computed these values."""
     secret = bytes(range(SECRET_BYTES))
     identities: list[Identity] = [
         ("events", "", "", b"k" * 16),
@@ -124,7 +124,7 @@ def check_all_known(session: Writer, upto: int) -> None:
 
 
 @pytest.mark.rule("CO-14")
-def test_three_processes_find_every_key_written_by_two_in_turns(tmp_path: Path) -> None:
+def test_three_processes_find_every_key_that_two_of_them_write_in_turns(tmp_path: Path) -> None:
     random = Random(5)
     path = tmp_path / "log.db"
     with session_on(path, 16) as first, session_on(path, 16) as second:
@@ -471,7 +471,7 @@ def test_short_lived_processes_seal_the_memtable(tmp_path: Path) -> None:
 
 
 def test_index_survives_a_checkpoint_on_a_full_disk(tmp_path: Path) -> None:
-    class Full(QuickConnection):
+    class FullDiskConnection(QuickConnection):
         def execute(self, statement: str, *arguments: object) -> sqlite3.Cursor:
             if is_full and "wal_checkpoint" in statement:
                 error = sqlite3.OperationalError("database or disk is full")
@@ -479,12 +479,12 @@ def test_index_survives_a_checkpoint_on_a_full_disk(tmp_path: Path) -> None:
                 raise error
             return super().execute(statement, *arguments)
 
-    class FullDriver(QuickDriver):
+    class FullDiskDriver(QuickDriver):
         def connect(self, path: str) -> sqlite3.Connection:
-            return sqlite3.connect(path, factory=Full, isolation_level=None, check_same_thread=False)
+            return sqlite3.connect(path, factory=FullDiskConnection, isolation_level=None, check_same_thread=False)
 
     is_full = False
-    with session_on(tmp_path / "log.db", 16, FullDriver()) as session:
+    with session_on(tmp_path / "log.db", 16, FullDiskDriver()) as session:
         assert are_new(commit(session, *range(10)))
         before = session.index
         is_full = True
