@@ -77,7 +77,7 @@ def encode_model(value: Any) -> Any:
     form = value.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
     restored = _validate(kind.model_validate_json, form)
     for name in [*kind.model_fields, "model_extra"]:
-        if getattr(restored, name) != getattr(value, name):
+        if getattr(restored, name, None) != getattr(value, name, None):
             raise ValueError(
                 f"field {name} of {kind.__qualname__} is different after a round trip through JSON; give the field a "
                 "type or a serializer that keeps its value"
