@@ -197,6 +197,50 @@ def test_member_that_cannot_be_translated_is_an_error(
         generate_shelf(shelf_twin)
 
 
+OVERLOADED = '''
+    @overload
+    async def find(self, book: str) -> Book: ...
+
+    @overload
+    async def find(self, book: int) -> None: ...
+
+    async def find(self, book: str | int) -> Book | None:
+        """Find a book.
+
+            async for one in shelf.each():
+                await shelf.find(one)
+
+        Books have one title.
+        """
+'''
+BLOCKING_OVERLOADED = '''
+    @overload
+    def find(self, book: str) -> Book: ...
+
+    @overload
+    def find(self, book: int) -> None: ...
+
+    def find(self, book: str | int) -> Book | None:
+        """Like `Shelf.find`.
+
+        Find a book.
+
+            for one in shelf.each():
+                shelf.find(one)
+
+        Books have one title.
+        """
+        return self._portal.call(self._shelf.find, book)
+'''
+
+
+def test_overloads_and_examples_are_translated(shelf_twin: Twin, tmp_path: Path) -> None:
+    (tmp_path / "shelf.py").write_text(f"{SHELF}\n{OVERLOADED}\n")
+    generated = generate_shelf(shelf_twin)
+    assert BLOCKING_OVERLOADED in generated
+    assert "from typing import overload" in generated
+
+
 READER = '''
 from contextlib import AbstractAsyncContextManager
 
@@ -251,6 +295,9 @@ def test_translated_function_has_the_steps_of_the_async_function(
 LIBRARY = '''
 class Library:
     """Books. Each call is awaited."""
+
+    @overload
+    async def count(self) -> Awaitable[int]: ...
 
     async def count(self) -> int:
         """Count the books."""

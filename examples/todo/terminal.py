@@ -101,6 +101,7 @@ class TodoApp(App[None]):
         Binding("escape", "leave", "List", show=False),
         Binding("o", "offline", "Offline"),
         Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
     ]
     ENABLE_COMMAND_PALETTE = False
 
@@ -300,5 +301,7 @@ if __name__ == "__main__":
     parser.add_argument("--store", help="file of the outbox and the list, todo-NAME.db by default")
     try:
         asyncio.run(main(parser.parse_args()))
+    except KeyboardInterrupt:  # before the screen opens or after it closes; in between, Ctrl-C is a key
+        sys.exit(130)
     except OncelogError as error:
         sys.exit(str(error))

@@ -1,5 +1,11 @@
 """Oncelog: submit a write any number of times; it commits once, in an order that never changes.
 
+- `open` and `open_blocking` open a log: an SQLite file or a PostgreSQL database. `Log.append` adds an event,
+  `Log.submit` any other write, `Log.read` and `Log.follow` return the records.
+- `once` makes a function run once per key, `Runs` the tools of an agent, `IdempotencyMiddleware` the requests of an
+  ASGI application.
+- `oncelog.client` has the clients of a server.
+
 This module exports the public names. To read the code, start with docs/architecture.md, then `oncelog.core.plan`.
 """
 
@@ -43,6 +49,7 @@ from oncelog.core.values import (
     Applied,
     Claim,
     Committed,
+    EventVerdict,
     Granted,
     Item,
     LaneHead,
@@ -82,8 +89,10 @@ from oncelog.errors import (
     NotALogError,
     OncelogError,
     PolicyError,
+    RefusedError,
     ResultErasedError,
     ResultError,
+    RetryLaterError,
     RunFailedError,
     SettingsError,
     SlowReaderError,
@@ -189,6 +198,7 @@ __all__ = [
     "DiskFullError",
     "DiskLimits",
     "Entity",
+    "EventVerdict",
     "Follower",
     "Granted",
     "HistoryChangedError",
@@ -228,6 +238,7 @@ __all__ = [
     "Receipt",
     "Record",
     "Refused",
+    "RefusedError",
     "Relate",
     "Release",
     "Renew",
@@ -236,6 +247,7 @@ __all__ = [
     "ResultErasedError",
     "ResultError",
     "Retention",
+    "RetryLaterError",
     "Row",
     "RowDelta",
     "Run",

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import ParamSpec, Protocol, Self, TypeVar
 
+from oncelog.context_errors import BlockingContext
 from oncelog.portal import Portal, build_closed_error
 
 P = ParamSpec("P")
@@ -50,7 +51,7 @@ class BlockingObject:
         return function(*args, **kwargs) if portal is None else portal.run(function, *args, **kwargs)
 
 
-class BlockingResource(BlockingObject):
+class BlockingResource(BlockingObject, BlockingContext):
     """Opens and closes an async object. The portal is open in between."""
 
     def __init__(self, resource: AsyncResource, thread_name: str) -> None:

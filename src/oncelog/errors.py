@@ -1,10 +1,12 @@
-"""The exception hierarchy. Outcomes of a submission are values (`core.values`) and are never raised.
+"""The exception hierarchy. Outcomes of a submission are values (`core.values`): only `unwrap` raises them.
 
 OncelogError
 ├── CanonicalError            a value has no canonical form; gives the path and the reason
 ├── ProofError                an invalid proof document (`oncelog.proof`); gives the path and the reason
 ├── PolicyError               a policy contradicts itself, or differs from the log's policy of the same name
 ├── SettingsError             a setting is out of range, or differs from the log's setting; raised at startup
+├── RefusedError              the log refused a write (`Refused.unwrap`); has the reason
+│   └── RetryLaterError           the log may accept the same write after `retry_after_ms`
 ├── LimitExceededError        a limit of the log is reached; gives the limit and its value
 ├── ClosedError               the log is closed, or was opened in another process
 ├── HistoryChangedError       a cursor from a different epoch, or from a log that has been truncated
@@ -41,6 +43,7 @@ OncelogError
 
 from oncelog.cursor import Cursor
 from oncelog.error_codes import RETRYABLE_CODES
+from oncelog.refusal_reasons import Reason
 
 
 class OncelogError(Exception):
@@ -70,6 +73,31 @@ class PolicyError(OncelogError, ValueError):
 
 class SettingsError(OncelogError, ValueError):
     """A setting is out of range, or differs from the existing log's setting."""
+
+
+class RefusedError(OncelogError):
+    """The log refused a write, and nothing was written. `Refused.unwrap` raises it.
+
+    `reason` is a `Reason`. `field` is the faulty field, and `current` the current value in the log that the reason
+    refers to.
+    """
+
+    def __init__(self, reason: Reason, message: str, field: str = "", current: int = 0) -> None:
+        super().__init__(f"{reason.value}: {message}")
+        self.reason = reason
+        self.field = field
+        self.current = current
+
+
+class RetryLaterError(RefusedError):
+    """The log currently refuses the write because of its load, a rate or a quota, or because it is read-only. Submit
+    the write again, under the same identity, after `retry_after_ms`."""
+
+    def __init__(
+        self, reason: Reason, message: str, field: str = "", current: int = 0, *, retry_after_ms: int = 0
+    ) -> None:
+        super().__init__(reason, message, field, current)
+        self.retry_after_ms = retry_after_ms
 
 
 class LimitExceededError(OncelogError):

@@ -6,7 +6,7 @@ from pathlib import Path
 import oncelog.core
 
 CORE = Path(oncelog.core.__file__).parent
-BELOW = ("errors", "error_codes", "cursor")
+BELOW = ("errors", "error_codes", "cursor", "refusal_reasons")
 """Modules outside the core that the core may import."""
 
 ALLOWED = {
@@ -28,6 +28,7 @@ ALLOWED = {
     "struct",
     "types",
     "typing",
+    "typing_extensions",  # for type checkers only
     "unicodedata",
     "uuid",
 }

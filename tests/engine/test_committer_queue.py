@@ -366,8 +366,8 @@ async def test_values_of_operations_count_towards_the_body_limit() -> None:
 async def test_submitting_an_unknown_type_raises_type_error(log: WatchedLog) -> None:
     for wrong in (None, {"type": "order.placed"}, "text", 1, object()):
         with pytest.raises(TypeError, match="must be a Submission or another Item"):
-            await log.submit(wrong)  # type: ignore[arg-type]
+            await log.submit(wrong)  # type: ignore[call-overload]
         with pytest.raises(TypeError, match="must be a Submission or another Item"):
-            await log.submit_many([event(1), wrong])  # type: ignore[list-item]
-    verdicts = await log.submit_many(event(number) for number in (1, 2))  # type: ignore[arg-type]
+            await log.submit_many([event(1), wrong])  # type: ignore[arg-type]
+    verdicts = await log.submit_many(event(number) for number in (1, 2))  # type: ignore[call-overload]
     assert [assert_committed(verdict).position for verdict in verdicts] == [1, 2]

@@ -219,7 +219,7 @@ class RunsByLibrary(Api):
         async def draw(said: str) -> str:
             return uuid4().hex
 
-        run = await self._runs[gateway].execute(**self.fields(client, step), tool=draw, lease_s=2)
+        run: oncelog.Run[str] = await self._runs[gateway].execute(**self.fields(client, step), tool=draw, lease_s=2)
         if self.outputs.setdefault(run.event.key, run.event.output) != run.event.output:
             raise SystemExit(f"run {run.event.key} had two results")
         return run.event.ordinal

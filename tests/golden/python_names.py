@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, Union, get_origin
 
 PACKAGES: Final = (
     "oncelog",
@@ -44,7 +44,7 @@ def describe(name: str, value: Any) -> list[str]:
         if issubclass(value, enum.Enum):
             return [f"enum {name}", *(f"    {member.name} = {member.value!r}" for member in value)]
         return [f"class {name}{_bases(value)}{_signature(value)}", *(f"    {line}" for line in _members(value))]
-    if callable(value):
+    if callable(value) and get_origin(value) is not Union:
         return [f"{_kind(value)} {name}{_signature(value)}"]
     return [f"{name} = {_own_types(repr(value))}"]
 

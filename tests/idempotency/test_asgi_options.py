@@ -2,13 +2,16 @@
 
 import asyncio
 import re
+from decimal import Decimal
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
+from uuid import UUID
 
 import httpx
 import pytest
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -29,7 +32,7 @@ from idempotency.asgi_application import (
 )
 from idempotency.conftest import Waiters
 from idempotency.test_asgi_docs import PAGE
-from oncelog import STORED_STATUSES, HttpRequest, OnReuse, Order, Policy, Submission, kept_for
+from oncelog import STORED_STATUSES, HttpRequest, IdempotencyMiddleware, OnReuse, Order, Policy, Submission, kept_for
 
 # --- statuses --------------------------------------------------------------------------------------------
 
@@ -185,11 +188,51 @@ async def test_fingerprint_function_gets_the_whole_request(is_async: bool) -> No
     assert (asked[0].header("X-ORDER"), asked[0].header("missing")) == (b"a, b", b"")
 
 
+class Payment(BaseModel):
+    order: str
+    cents: Decimal
+
+
+@pytest.mark.rule("RU-15")
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_fingerprint_function_may_return_a_model_of_the_body(is_async: bool) -> None:
+    def read(request: HttpRequest) -> Payment:
+        return Payment.model_validate_json(request.body)
+
+    async def read_later(request: HttpRequest) -> Payment:
+        return read(request)
+
+    async def send(path: str, body: bytes) -> int:
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"Idempotency-Key", b"k")]}
+        message = {"type": "http.request", "body": body, "more_body": False}
+        answer: list[Any] = await exchange(middleware, message, scope=scope)
+        return int(answer[0]["status"])
+
+    async with WatchedLog() as log:
+        app = Scripted(START, body_part(b"ok"))
+        middleware = bare(app, log, fingerprint=read_later if is_async else read)
+        assert await send("/pay", b'{"order": "a", "cents": "1.50"}') == 200
+        assert await send("/pay", b'{"cents":"1.50","order":"a"}') == 200
+        assert await send("/pay", b'{"order": "a", "cents": "1.60"}') == 422
+        assert await send("/refund", b'{"order": "a", "cents": "1.50"}') == 422
+        assert app.runs == 1
+
+
+async def test_scope_may_be_a_uuid() -> None:
+    user = UUID(int=7)
+    async with WatchedLog() as log:
+        app = Scripted(START, body_part(b"ok"))
+        for scope in (user, str(user)):
+            middleware = IdempotencyMiddleware(app, log=log, scope=lambda _, scope=scope: scope)  # type: ignore[misc]
+            await exchange(middleware, WHOLE)
+        assert app.runs == 1
+
+
 @pytest.mark.parametrize(
     ("returned", "error", "message"),
     [
-        ("text", TypeError, "must return bytes, not str"),
-        (None, TypeError, "must return bytes, not NoneType"),
+        (None, TypeError, "must return bytes, or a value that identifies the request, not None"),
+        (object(), TypeError, "returned a value of type object, which has no canonical form"),
         (b"", ValueError, "1 to 64 bytes, not 0"),
         (bytes(65), ValueError, "1 to 64 bytes, not 65; return a hash"),
     ],

@@ -169,7 +169,8 @@ async def test_foreign_events_and_control_characters_are_shown_safely(tmp_path: 
         assert ann.drawn_lines == ["· �[2J[red]��  [/]", "· [b]milk[/b  ann"]
 
 
-def test_program_runs_in_a_real_terminal_and_quits_cleanly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["q", "\x03"], ids=["q", "ctrl-c"])
+def test_program_runs_in_a_real_terminal_and_quits_cleanly(key: str, tmp_path: Path) -> None:
     with processes.serving(tmp_path) as served:
         milk = json.dumps(model.build_event(model.ADDED, "1", "bob", "milk"))
         assert processes.oncelog("submit", "--url", served.url, "--partition", LIST, milk).returncode == 0
@@ -177,9 +178,10 @@ def test_program_runs_in_a_real_terminal_and_quits_cleanly(tmp_path: Path) -> No
         with run_in_terminal(command, tmp_path) as (process, output):
             output.until("● live · event 1")
             output.until("milk")
-            output.type("q")
+            output.type(key)
             output.until("\x1b[?1049l")  # The escape sequence leaves the alternate screen.
             assert process.wait(WAIT_S) == 0
+        assert "Traceback" not in output.text
     table = model.Table(str(tmp_path / "todo-ann.db"))
     assert [(item.text, item.by) for item in table.items()] == [("milk", "bob")]
     table.close()

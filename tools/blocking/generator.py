@@ -13,6 +13,7 @@ from tools.blocking.source import (
     SourceModule,
     find_type_parameters,
     get_base_name,
+    is_overload,
     iterate_members,
 )
 from tools.blocking.table import OBJECT, Module, Translation, Twin
@@ -29,6 +30,9 @@ ITERATOR_CLASSES: Final = {
 """Other async iterators, and the types of their values."""
 HANDLERS: Final = {"EventHandler": "Callable[[Event], None]"}
 """Names of handler types, and the corresponding types of blocking handlers."""
+_EXAMPLE_LINE: Final = re.compile(r"^    .*$", re.MULTILINE)
+"""Line of an example in a docstring."""
+_AWAIT: Final = re.compile(r"\b(?:async|await) ")
 TIMEOUT_TEXT: Final = "Raises TimeoutError if it takes longer than `timeout_s`."
 
 
@@ -144,6 +148,10 @@ class ClassWriter:
             name = member.name if isinstance(member, Function) else ast.unparse(member.targets[0])
             if name.startswith("_") or name in self._used:
                 continue
+            if isinstance(member, Function) and is_overload(member):
+                if name not in left_out:
+                    yield self._write_overload(module, source, member)
+                continue
             self._used.add(name)
             if name in left_out:
                 continue
@@ -159,10 +167,20 @@ class ClassWriter:
             elif member.decorator_list:
                 raise GenerationError(f"{self._twin.source}.{name} has decorators")
             else:
-                for part in (member.args, member.returns):
-                    self._module.add_imports(module, part)
-                    self._module.add_imports(source, part)  # for type arguments of a generic base
+                self._add_signature_imports(module, source, member)
                 yield self._write_method(member)
+
+    def _add_signature_imports(self, module: SourceModule, source: SourceModule, member: Function) -> None:
+        for part in (member.args, member.returns):
+            self._module.add_imports(module, part)
+            self._module.add_imports(source, part)  # for type arguments of a generic base
+
+    def _write_overload(self, module: SourceModule, source: SourceModule, member: Function) -> str:
+        """Write one of several signatures. Its types are those of the async method."""
+        self._add_signature_imports(module, source, member)
+        self._module.add_import("typing:overload")
+        signature = f"def {member.name}({ast.unparse(member.args)}) -> {_unparse(member.returns)}: ..."
+        return f"    @overload\n    {signature}\n"
 
     def _write_alias(self, name: str, value: ast.expr) -> Iterator[str]:
         """Write a deprecated name, unless the blocking class lacks the current one."""
@@ -252,7 +270,7 @@ class ClassWriter:
         return quote(f"Like `{self._twin.source_name}.{name}`.", text)
 
     def _adapt_docstring(self, node: Function) -> str:
-        text = ast.get_docstring(node) or ""
+        text = _EXAMPLE_LINE.sub(lambda line: _AWAIT.sub("", line[0]), ast.get_docstring(node) or "")
         if node.name in self._twin.texts:
             old, new = self._twin.texts[node.name]
             words = re.escape(old.removesuffix("…")).replace("\\ ", r"\s+")

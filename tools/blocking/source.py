@@ -74,6 +74,11 @@ def _is_abstract(member: Function | ast.Assign) -> bool:
     return isinstance(member, Function) and "abstractmethod" in map(ast.unparse, member.decorator_list)
 
 
+def is_overload(member: Function) -> bool:
+    """Return whether a definition is only one of several signatures of a function."""
+    return "overload" in map(ast.unparse, member.decorator_list)
+
+
 class _TypeSubstitution(ast.NodeTransformer):
     """Replaces type variables with types."""
 

@@ -102,7 +102,7 @@ MODULES: Final = (
         docstring="""The blocking twin of `Log`: the same methods, each of which waits for its result.
 
     with oncelog.open_blocking("app.db") as log:
-        verdict = log.submit(oncelog.event(id, {"type": "order.placed"}, ["orders"]))
+        verdict = log.append({"type": "order.placed", "order": 17}, id=id, partitions=["orders"])
 
 Any number of threads may share one log; one group commit can contain the writes of several threads.
 """,
@@ -151,11 +151,13 @@ Any number of threads may share one log; one group commit can contain the writes
                     ]
                 ),
                 immediate=frozenset({"audit_cursor"}),
-                texts={"follow": ("until closed.", "until the log is closed. Leave the loop with `break`.")},
+                texts={"follow": ("until closed. Use …", "until the log is closed. Leave the loop with `break`.")},
             ),
         ),
         names=("oncelog.engine.blocking_base:wrap_opener", "oncelog.engine.log:open_log"),
-        ends_with="open_blocking = wrap_opener(open_log, BlockingLog)\n",
+        ends_with="""open_blocking = wrap_opener(open_log, BlockingLog)
+\"\"\"Return the log in the file at `path`, for `with`. The parameters are those of `oncelog.open`.\"\"\"
+""",
     ),
     Module(
         name="oncelog.idempotency.blocking_once_call",
@@ -182,6 +184,7 @@ Any number of threads may share one log; one group commit can contain the writes
                     "Runs": "BlockingRuns",
                     "Log": "oncelog.engine.blocking:BlockingLog",
                     "prepare_tool": "oncelog.idempotency.runs:prepare_blocking_tool",
+                    "AnyTool": "oncelog.idempotency.runs:BlockingTool",
                 },
                 texts={
                     """A sync tool runs in a thread and cannot be cancelled: if its caller is cancelled,

@@ -7,7 +7,7 @@ steps in the caller's thread: `await` is removed, and the names and texts in `Tr
 import ast
 from collections.abc import Iterator, Mapping
 
-from tools.blocking.source import Function, GenerationError, SourceModule
+from tools.blocking.source import Function, GenerationError, SourceModule, is_overload
 from tools.blocking.table import Translation
 
 
@@ -62,14 +62,18 @@ class _AwaitRemover(ast.NodeTransformer):
         self.generic_visit(node)
         return ast.With(node.items, node.body)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        """Replace the function's name."""
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef | None:
+        """Replace the function's name. Overloads, which differ between async and other arguments, are left out."""
+        if is_overload(node):
+            return None
         self.generic_visit(node)
         node.name = self._replace(node.name)
         return node
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.FunctionDef:
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.FunctionDef | None:
         """Return the function without `async`."""
+        if is_overload(node):
+            return None
         self.generic_visit(node)
         return ast.FunctionDef(self._replace(node.name), node.args, node.body, node.decorator_list, node.returns)
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from hashlib import sha256
+from typing import overload
 from uuid import UUID
 
 from oncelog.core.canonical import JsonValue, canonical_at
 from oncelog.core.identity import check_object, check_text, fingerprint, get_required, normal_partitions
 from oncelog.core.limits import PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
 from oncelog.core.policy import EVENTS, Policy
-from oncelog.core.values import Submission
+from oncelog.core.values import Receipt, Submission
 from oncelog.errors import CanonicalError
 
 
@@ -21,10 +22,20 @@ def event(
     client: str = "",
     scope: str = "",
     expected_position: int | None = None,
-) -> Submission:
-    """Build an event under the policy EVENTS.
+) -> Submission[Receipt]:
+    """Build an event under the policy EVENTS, for `Log.submit`.
 
-    `id` is a UUID, in upper or lower case. `event` is an object with a `type`.
+        order = oncelog.event(uuid.uuid4(), {"type": "order.placed", "order": 17}, ["orders"])
+
+    `id` is a UUID, in upper or lower case. It identifies the event: the log commits the id once, and answers every
+    retry with the first receipt. Use a new id for each event, and the same id for its retries. `event` is a JSON object
+    with a `type`. `partitions` are the 1 to 64 names under which readers find the event.
+
+    `actor` is the authenticated author, and `client` the client that wrote the event. `scope` separates the ids of
+    tenants (`oncelog.event_scope`). With `expected_position`, the event is committed only if this is the newest
+    position of the log.
+
+    Raises CanonicalError with the path of a malformed argument.
     """
     key = id.bytes if isinstance(id, UUID) else parse_uuid(id)
     normal = _normalize_partitions(partitions)
@@ -40,6 +51,35 @@ def event(
         partitions=normal,
         expected_position=expected_position,
     )
+
+
+@overload
+def write(
+    policy: Policy,
+    scope: str,
+    key: bytes | str | UUID,
+    body: JsonValue,
+    *,
+    actor: str = "",
+    client: str = "",
+    expected_sequence: int | None = None,
+    expected_position: int | None = None,
+) -> Submission[Receipt]: ...
+
+
+@overload
+def write(
+    policy: Policy,
+    scope: str,
+    key: bytes | str | UUID,
+    body: JsonValue,
+    *,
+    actor: str = "",
+    client: str = "",
+    client_sequence: int = 0,
+    expected_sequence: int | None = None,
+    expected_position: int | None = None,
+) -> Submission: ...
 
 
 def write(  # noqa: PLR0913 - the fields of a submission, all named

@@ -8,7 +8,7 @@ import orjson
 
 from oncelog.core.identity import frame
 from oncelog.core.policy import CHAT
-from oncelog.core.values import Rate, Submission, decode_place, encode_place
+from oncelog.core.values import Rate, Receipt, Submission, decode_place, encode_place
 
 CHAT_PREFIX: Final = "chat/"
 CHAT_ID_CHARACTERS_MAX: Final = 128
@@ -62,7 +62,7 @@ def message(
     sender: str,
     rate: Rate | None = None,
     stream_rate: Rate | None = None,
-) -> Submission:
+) -> Submission[Receipt]:
     """Build a message under the policy CHAT."""
     return Submission(
         policy=CHAT,

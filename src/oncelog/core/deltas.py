@@ -18,7 +18,7 @@ from oncelog.core.identity import CONTROL_CHARACTER, check_length, check_text, l
 from oncelog.core.limits import NAME_CHARACTERS_MAX, ROW_BYTES_MAX, ROW_COLUMNS_MAX
 from oncelog.core.merge import Op, RowDelta
 from oncelog.core.policy import DELTAS
-from oncelog.core.values import Rate, Submission
+from oncelog.core.values import Rate, Receipt, Submission
 from oncelog.errors import CanonicalError
 
 SCOPE_PREFIX: Final = "deltas"
@@ -252,7 +252,7 @@ def encode_delta(delta: RowDelta) -> bytes:
     )
 
 
-def delta(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = None) -> Submission:
+def delta(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = None) -> Submission[Receipt]:
     """Build a delta under the policy DELTAS. Its key is its id, and its fingerprint is its op (`OP_FINGERPRINTS`).
 
     Raises CanonicalError for a delta that the Deltas API refuses.
@@ -265,7 +265,7 @@ def delta(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = 
 
 def build_submission(
     scope: str, change: RowDelta, body: bytes, *, actor: str = "", rate: Rate | None = None
-) -> Submission:
+) -> Submission[Receipt]:
     """Build the submission of a delta that `to_row_delta` has checked."""
     return Submission(
         policy=DELTAS,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Final, Generic, Never, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, Never, NoReturn, Self, TypeGuard, TypeVar
 
 from msgspec import Struct, field, structs
 
@@ -25,7 +25,20 @@ from oncelog.core.merge import Row, RowDelta, Stamp
 from oncelog.core.operations import Entity, Operation
 from oncelog.core.policy import Policy
 from oncelog.core.tenants import Tenants, Usage
+from oncelog.errors import RefusedError, RetryLaterError
+from oncelog.refusal_reasons import TEMPORARY_REASONS
+from oncelog.refusal_reasons import Reason as Reason  # noqa: PLC0414 - values and their reasons are imported together
 
+if TYPE_CHECKING:
+    import typing_extensions  # type variables have no defaults before Python 3.13
+
+    ReceiptT_co = typing_extensions.TypeVar(
+        "ReceiptT_co", bound="Receipt | None", default="Receipt | None", covariant=True
+    )
+else:
+    ReceiptT_co = TypeVar("ReceiptT_co", covariant=True)
+
+ReceiptT = TypeVar("ReceiptT", bound="Receipt | None")
 R = TypeVar("R")
 
 # --- input -------------------------------------------------------------------------------------------
@@ -49,9 +62,14 @@ class KeyedItem(Struct, frozen=True, gc=False, kw_only=True):
     key: bytes
 
 
-class Submission(KeyedItem, frozen=True, gc=False, kw_only=True):
+class Submission(KeyedItem, Generic[ReceiptT_co], frozen=True, gc=False, kw_only=True):
     """A write as an API submits it to the log. The API has already checked its shape, its sender and the sender's
-    rights."""
+    rights.
+
+    The type argument is the receipt of a retry. `Submission[Receipt]` is a write whose retries always get a receipt. It
+    is `Receipt | None` if a client numbers its writes, because the log can know that a write was committed although it
+    has forgotten its receipt.
+    """
 
     fingerprint: bytes
     """Hash of the content: equal fingerprints mean equal writes."""
@@ -309,82 +327,64 @@ class Receipt(Struct, frozen=True, gc=False):
 class Committed(Struct, frozen=True, gc=False):
     """A new write was committed at this place."""
 
+    ok: ClassVar[Literal[True]] = True
+    """Whether the log has the write."""
     receipt: Receipt
 
+    def unwrap(self) -> Receipt:
+        """Return the receipt."""
+        return self.receipt
 
-class Replayed(Struct, frozen=True, gc=False):
+
+class Replayed(Struct, Generic[ReceiptT_co], frozen=True, gc=False):
     """The write is known. This is its original answer; nothing was written."""
 
-    receipt: Receipt | None
+    ok: ClassVar[Literal[True]] = True
+    """Whether the log has the write."""
+    receipt: ReceiptT_co
     """None if the write was committed, but the log has forgotten its place."""
     mismatch: bool = False
     """The retry has different content; the log keeps the first write."""
     erased: bool = False
     """The content has been erased."""
 
+    def unwrap(self) -> ReceiptT_co:
+        """Return the receipt of the first attempt."""
+        return self.receipt
+
 
 class Granted(Struct, frozen=True, gc=False):
     """The caller may work on the key until `until_ms` and completes the work under `fence`."""
 
+    ok: ClassVar[Literal[True]] = True
+    """Whether the caller has the lease."""
     fence: int
     until_ms: int
+
+    def unwrap(self) -> Self:
+        """Return this verdict, which has no receipt."""
+        return self
 
 
 class Applied(Struct, frozen=True, gc=False):
     """Side state now has the requested value. `changed` is False if it already had that value."""
 
+    ok: ClassVar[Literal[True]] = True
+    """Whether the state has the requested value."""
     changed: bool
     count: int = 0
     """Number of dropped tombstones or folded rows."""
 
-
-class Reason(Enum):
-    """Reason for a refusal. Each API maps reasons to its error codes in one table."""
-
-    MALFORMED = "malformed"
-    NOT_A_MEMBER = "not_a_member"
-    NOT_AN_OWNER = "not_an_owner"
-    LAST_OWNER = "last_owner"
-    """The change would leave the stream with members but no owner."""
-    IDENTITY_REUSED = "identity_reused"
-    SEQUENCE_GAP = "sequence_gap"
-    SEQUENCE_REUSED = "sequence_reused"
-    IN_FLIGHT = "in_flight"
-    RUN_FAILED = "run_failed"
-    LEASE_LOST = "lease_lost"
-    UNEXPECTED_POSITION = "unexpected_position"
-    KEY_EXISTS = "key_exists"
-    KEY_NOT_FOUND = "key_not_found"
-    VERSION_MISMATCH = "version_mismatch"
-    VALUE_MISMATCH = "value_mismatch"
-    TOO_MANY_COLUMNS = "too_many_columns"
-    ROW_TOO_LARGE = "row_too_large"
-    CLOCK_DRIFT = "clock_drift"
-    INVALID = "invalid"
-    RATE_LIMITED = "rate_limited"
-    QUOTA_EXCEEDED = "quota_exceeded"
-    """The write exceeds a tenant's quota. A retry can succeed once the tenant has room again."""
-    READ_ONLY = "read_only"
-    """The engine currently accepts no new writes; retry later. `plan` never returns this reason."""
-    BUSY = "busy"
-    """The engine's queue is full; retry later. `plan` never returns this reason."""
-    WRONG_SCOPE = "wrong_scope"
-    """The id of a new event belongs in a different scope (core/rules/duplicates.py).
-
-    The server does not know the log's current tenants. A retry in the same scope is refused again.
-    """
-    INVALID_ACKNOWLEDGEMENT = "invalid_acknowledgement"
-    INVALID_CURSOR = "invalid_cursor"
-    NOT_PROCESSED = "not_processed"
-    NOT_KNOWN = "not_known"
-    """The item is `known_only` and the log does not know its key. Engines replace this reason with their own."""
-    UNSTORABLE = "unstorable"
-    """The store cannot hold this write; a retry gets the same answer. `plan` never returns this reason."""
+    def unwrap(self) -> Self:
+        """Return this verdict, which has no receipt."""
+        return self
 
 
 class Refused(Struct, frozen=True, gc=False):
     """A refusal: nothing was written."""
 
+    ok: ClassVar[Literal[False]] = False
+    """Whether the log has the write."""
     reason: Reason
     message: str
     field: str = ""
@@ -401,7 +401,21 @@ class Refused(Struct, frozen=True, gc=False):
     limit: int = 0
     """Value of that quota."""
 
+    def unwrap(self) -> NoReturn:
+        """Raise the refusal as an exception.
 
+        Raises:
+            RetryLaterError: the log may accept the same write after `retry_after_ms`.
+            RefusedError: the write is refused for a different reason.
+        """
+        fields = (self.reason, self.message, self.field, self.current)
+        if self.reason in TEMPORARY_REASONS:
+            raise RetryLaterError(*fields, retry_after_ms=self.retry_after_ms)
+        raise RefusedError(*fields)
+
+
+EventVerdict = Committed | Replayed[Receipt] | Refused
+"""Verdict on an event, or on any write of a client that does not number its writes."""
 Verdict = Committed | Replayed | Granted | Applied | Refused
 NOT_KNOWN: Final = Refused(Reason.NOT_KNOWN, "this write is not in the log, and the request accepts only known writes")
 """Answer to a `known_only` item with an unknown key."""

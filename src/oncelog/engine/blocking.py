@@ -2,15 +2,17 @@
 """The blocking twin of `Log`: the same methods, each of which waits for its result.
 
     with oncelog.open_blocking("app.db") as log:
-        verdict = log.submit(oncelog.event(id, {"type": "order.placed"}, ["orders"]))
+        verdict = log.append({"type": "order.placed", "order": 17}, id=id, partitions=["orders"])
 
 Any number of threads may share one log; one group commit can contain the writes of several threads.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import overload
 from uuid import UUID
 
 from oncelog.blocking_base import BlockingObject
+from oncelog.core.canonical import JsonValue
 from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
 from oncelog.core.policy import EVENTS, Policy
@@ -18,17 +20,30 @@ from oncelog.core.proof import Attestation
 from oncelog.core.rules.audit import APPLICATION_ACTOR
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import (
+    Acknowledge,
     Applied,
+    Claim,
     ClientEntry,
+    Committed,
+    EventVerdict,
+    Granted,
     Item,
     LaneHead,
     MemberIdentity,
     Mode,
+    OpenStream,
     Receipt,
+    ReceiptT,
     Record,
     RecordAct,
     Refused,
+    Release,
+    Renew,
+    Replayed,
+    SetCursor,
+    SetMember,
     Settings,
+    Submission,
     Verdict,
 )
 from oncelog.deprecation import alias_property
@@ -311,19 +326,87 @@ class BlockingLog(BlockingLogBase):
         """
         return self._portal.call(self._log.set_tenants, tenants, actor)
 
+    def append(
+        self,
+        event: JsonValue,
+        *,
+        partitions: Sequence[str],
+        id: UUID | str | None = None,
+        actor: str = "",
+        client: str = "",
+        scope: str = "",
+        expected_position: int | None = None,
+    ) -> EventVerdict:
+        """Like `Log.append`.
+
+        Append an event and return its verdict once it is durable, like `submit(oncelog.event(…))`.
+
+            verdict = log.append({"type": "order.placed", "order": 17}, id=order_id, partitions=["orders"])
+            receipt = verdict.unwrap()
+
+        `event` is a JSON object with a `type`. `id` is a UUID that identifies the event. A call with the same `id` and
+        the same content is a retry: it gets the receipt of the first call and writes nothing. Without an `id`, the log
+        generates one, and each call appends a new event, even if the caller repeats it because an earlier answer was
+        lost. The other parameters are those of `oncelog.event`.
+
+        Raises CanonicalError for a malformed argument, and the errors of `submit`.
+        """
+        return self._portal.call(
+            self._log.append,
+            event,
+            partitions=partitions,
+            id=id,
+            actor=actor,
+            client=client,
+            scope=scope,
+            expected_position=expected_position,
+        )
+
+    @overload
+    def submit(self, item: Submission[ReceiptT]) -> Committed | Replayed[ReceiptT] | Refused: ...
+
+    @overload
+    def submit(self, item: Claim) -> Granted | Replayed[Receipt] | Refused: ...
+
+    @overload
+    def submit(self, item: Renew) -> Granted | Refused: ...
+
+    @overload
+    def submit(self, item: Release | OpenStream | SetMember | Acknowledge | SetCursor) -> Applied | Refused: ...
+
+    @overload
+    def submit(self, item: Item) -> Verdict: ...
+
     def submit(self, item: Item) -> Verdict:
         """Like `Log.submit`.
 
         Submit a write and return its verdict once it is durable: Committed, Replayed or Refused.
+
+            verdict = log.submit(oncelog.event(id, {"type": "order.placed"}, ["orders"]))
+            if verdict.ok:
+                print(verdict.receipt.position)
+
+        `Committed` and `Replayed` have the receipt: where the write is stored. `Refused` has the reason. `unwrap`
+        returns the receipt or raises RefusedError. Retry a write by submitting it again with the same identity.
 
         Raises StoreUnavailableError if the disk fails, and ClockJumpedError after a clock jump. The outcome is then
         unknown: submit the write again with the same identity.
         """
         return self._portal.call(self._log.submit, item)
 
+    @overload
+    def submit_many(
+        self, items: Sequence[Submission[ReceiptT]], mode: Mode = Mode.EACH, *, is_admitted_whole: bool = False
+    ) -> list[Committed | Replayed[ReceiptT] | Refused]: ...
+
+    @overload
     def submit_many(
         self, items: Sequence[Item], mode: Mode = Mode.EACH, *, is_admitted_whole: bool = False
-    ) -> list[Verdict]:
+    ) -> list[Verdict]: ...
+
+    def submit_many(
+        self, items: Sequence[Item], mode: Mode = Mode.EACH, *, is_admitted_whole: bool = False
+    ) -> Sequence[Verdict]:
         """Like `Log.submit_many`.
 
         Submit several writes and return their verdicts in order. `mode` sets how a refusal affects the other items.
@@ -459,6 +542,16 @@ class BlockingLog(BlockingLogBase):
 
         Read a page of records after a cursor, from one or more partitions, a stream, or a lane.
 
+            page = log.read(partition="orders")
+            for record in page.records:
+                print(record.position, record.body)
+            if page.has_more:
+                page = log.read(partition="orders", after=page.cursor, upto=page.upto)
+
+        Records are in the order of their commits; `record.body` is canonical JSON in bytes. Without a partition, stream
+        or lane, the page contains the records of lane 0, which are all events. `after` is exclusive: a position, or the
+        cursor of an earlier page or its string form. `upto` is the last position to read.
+
         `limit` is clamped: values below 1 count as 1, and values above `Limits.page_records_max` as that limit.
 
         Raises HistoryChangedError for a cursor from a different epoch or ahead of the log.
@@ -489,8 +582,15 @@ class BlockingLog(BlockingLogBase):
         Iterate over all records after a cursor, and over later records as they are committed, until the log is closed.
         Leave the loop with `break`.
 
-        Each record is returned once and in order. With `consumer`, the iterator starts at that consumer's stored cursor
-        (`commit_cursor`).
+            for record in log.follow(partition="orders", consumer="mailer"):
+                send_mail(record)
+                log.commit_cursor("mailer", record.position)
+
+        Each record is returned once and in order. The parameters are those of `read`. With `consumer`, the iterator
+        starts at that consumer's stored cursor (`commit_cursor`), or at `after` if it has none.
+
+        Raises HistoryChangedError for a cursor from a different epoch, and StoreUnavailableError or CorruptError if the
+        store has been unreadable for too long: follow again, from the position of the last record.
         """
         return self._iterate(
             self._portal.run(
@@ -572,3 +672,4 @@ class BlockingLog(BlockingLogBase):
 
 
 open_blocking = wrap_opener(open_log, BlockingLog)
+"""Return the log in the file at `path`, for `with`. The parameters are those of `oncelog.open`."""

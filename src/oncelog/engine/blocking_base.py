@@ -5,7 +5,7 @@ Closing the blocking log ends its followers' iterators. Work runs in the caller'
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from oncelog.blocking_base import BlockingObject, BlockingResource
 from oncelog.engine.answer_cache import WorkResult
@@ -15,6 +15,15 @@ from oncelog.engine.log import Log
 from oncelog.errors import ClosedError
 from oncelog.portal import Portal
 
+OPEN_BLOCKING_TEXT: Final = """Return the log in the file at `path`, for `with`. In async code, use `oncelog.open`.
+
+    with oncelog.open_blocking("app.db") as log:
+        log.append({"type": "order.placed", "order": 17}, id=order_id, partitions=["orders"])
+        page = log.read(partition="orders")
+
+Entering the `with` block opens the log, and creates the file if it does not exist. Any number of threads may use the
+log, and any number of processes may open the same file. The parameters and errors are those of `oncelog.open`.
+"""
 B = TypeVar("B")
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,6 +34,9 @@ class BlockingLogBase(BlockingResource):
 
     def __init__(self, log: Log) -> None:
         super().__init__(log, "oncelog")
+
+    def _name_openers(self) -> tuple[str, str]:
+        return "oncelog.open_blocking(…)", "oncelog.open(…)"
 
     def _build_closed_error(self) -> Exception:
         return _build_closed_error()
@@ -79,6 +91,7 @@ def wrap_opener(open_log: Callable[P, Log], build: Callable[[Log], B]) -> Callab
     def open_blocking(*args: P.args, **kwargs: P.kwargs) -> B:
         return build(open_log(*args, **kwargs))
 
+    open_blocking.__doc__ = OPEN_BLOCKING_TEXT
     return open_blocking
 
 

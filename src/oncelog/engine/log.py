@@ -1,7 +1,7 @@
 """The log that an application opens: lifecycle, writes and operator functions.
 
 async with oncelog.open("app.db") as log:
-    verdict = await log.submit(oncelog.event(id, {"type": "order.placed"}, ["orders"]))
+    verdict = await log.append({"type": "order.placed", "order": 17}, id=id, partitions=["orders"])
     async for record in log.follow(partition="orders"):
         ...
 """
@@ -9,10 +9,12 @@ async with oncelog.open("app.db") as log:
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self
-from uuid import UUID
+from typing import Self, overload
+from uuid import UUID, uuid4
 
-from oncelog.core.canonical import canonical
+from oncelog.context_errors import AsyncContext
+from oncelog.core.builders import event as build_event
+from oncelog.core.canonical import JsonValue, canonical
 from oncelog.core.limits import STORED_INTEGER_MAX
 from oncelog.core.plan import Validate
 from oncelog.core.policy import EVENTS, LEDGER, Policy
@@ -24,16 +26,29 @@ from oncelog.core.rules.audit import (
 )
 from oncelog.core.tenants import Tenant, check_tenants
 from oncelog.core.values import (
+    Acknowledge,
     Applied,
+    Claim,
+    Committed,
+    EventVerdict,
+    Granted,
     Item,
     Mode,
+    OpenStream,
+    Receipt,
+    ReceiptT,
     RecordAct,
     Refused,
+    Release,
     Remembered,
+    Renew,
+    Replayed,
     Request,
     RequestedSettings,
     SetCursor,
+    SetMember,
     Settings,
+    Submission,
     Verdict,
 )
 from oncelog.deprecation import alias_method, alias_property
@@ -66,7 +81,7 @@ from oncelog.storage.sqlite.database_file import MemoryDriver, SqliteDriver
 from oncelog.storage.store import BatchResult, Store
 
 
-class Log(LogReader):
+class Log(LogReader, AsyncContext):
     """A log, opened in this process. Create it with `oncelog.open`, and use it in one event loop with `async with`."""
 
     def __init__(  # noqa: PLR0913 - all are keyword arguments
@@ -110,6 +125,9 @@ class Log(LogReader):
         self._evicted_clients = 0
 
     # --- opening and closing
+
+    def _name_openers(self) -> tuple[str, str]:
+        return "oncelog.open(…)", "oncelog.open_blocking(…)"
 
     async def __aenter__(self) -> Self:
         if self._was_opened:
@@ -237,8 +255,64 @@ class Log(LogReader):
 
     # --- writing
 
+    async def append(
+        self,
+        event: JsonValue,
+        *,
+        partitions: Sequence[str],
+        id: UUID | str | None = None,  # noqa: A002 - its name in the JSON message
+        actor: str = "",
+        client: str = "",
+        scope: str = "",
+        expected_position: int | None = None,
+    ) -> EventVerdict:
+        """Append an event and return its verdict once it is durable, like `submit(oncelog.event(…))`.
+
+            verdict = await log.append({"type": "order.placed", "order": 17}, id=order_id, partitions=["orders"])
+            receipt = verdict.unwrap()
+
+        `event` is a JSON object with a `type`. `id` is a UUID that identifies the event. A call with the same `id` and
+        the same content is a retry: it gets the receipt of the first call and writes nothing. Without an `id`, the log
+        generates one, and each call appends a new event, even if the caller repeats it because an earlier answer was
+        lost. The other parameters are those of `oncelog.event`.
+
+        Raises CanonicalError for a malformed argument, and the errors of `submit`.
+        """
+        item = build_event(
+            uuid4() if id is None else id,
+            event,
+            partitions,
+            actor=actor,
+            client=client,
+            scope=scope,
+            expected_position=expected_position,
+        )
+        return await self.submit(item)
+
+    @overload
+    async def submit(self, item: Submission[ReceiptT]) -> Committed | Replayed[ReceiptT] | Refused: ...
+
+    @overload
+    async def submit(self, item: Claim) -> Granted | Replayed[Receipt] | Refused: ...
+
+    @overload
+    async def submit(self, item: Renew) -> Granted | Refused: ...
+
+    @overload
+    async def submit(self, item: Release | OpenStream | SetMember | Acknowledge | SetCursor) -> Applied | Refused: ...
+
+    @overload
+    async def submit(self, item: Item) -> Verdict: ...
+
     async def submit(self, item: Item) -> Verdict:
         """Submit a write and return its verdict once it is durable: Committed, Replayed or Refused.
+
+            verdict = await log.submit(oncelog.event(id, {"type": "order.placed"}, ["orders"]))
+            if verdict.ok:
+                print(verdict.receipt.position)
+
+        `Committed` and `Replayed` have the receipt: where the write is stored. `Refused` has the reason. `unwrap`
+        returns the receipt or raises RefusedError. Retry a write by submitting it again with the same identity.
 
         Raises StoreUnavailableError if the disk fails, and ClockJumpedError after a clock jump. The outcome is then
         unknown: submit the write again with the same identity.
@@ -280,9 +354,19 @@ class Log(LogReader):
         outcome = self._committer.submit(item)
         return await outcome if isinstance(outcome, asyncio.Future) else outcome
 
+    @overload
+    async def submit_many(
+        self, items: Sequence[Submission[ReceiptT]], mode: Mode = Mode.EACH, *, is_admitted_whole: bool = False
+    ) -> list[Committed | Replayed[ReceiptT] | Refused]: ...
+
+    @overload
     async def submit_many(
         self, items: Sequence[Item], mode: Mode = Mode.EACH, *, is_admitted_whole: bool = False
-    ) -> list[Verdict]:
+    ) -> list[Verdict]: ...
+
+    async def submit_many(
+        self, items: Sequence[Item], mode: Mode = Mode.EACH, *, is_admitted_whole: bool = False
+    ) -> Sequence[Verdict]:
         """Submit several writes and return their verdicts in order. `mode` sets how a refusal affects the other items.
 
         With `is_admitted_whole`, a rate limit or quota that refuses one new item refuses all new items.
@@ -387,10 +471,7 @@ class Log(LogReader):
         A cursor before the stored one is refused unless `rewind` is set.
         """
         position = None if cursor is None else await resolve_cursor(self._store, cursor, stream or None)
-        verdict = await self.submit(SetCursor(consumer, position, stream, rewind))
-        if not isinstance(verdict, Applied | Refused):
-            raise TypeError(f"unexpected verdict for a cursor: {verdict!r}")
-        return verdict
+        return await self.submit(SetCursor(consumer, position, stream, rewind))
 
     async def confirm_clock(self) -> None:
         """Accept the current wall-clock time after a clock jump has stopped new writes."""
@@ -437,10 +518,15 @@ def open_log(  # noqa: PLR0913 - all but the first are keyword arguments
     actor: str = APPLICATION_ACTOR,
     file_mode: int = OWNER_ONLY,
 ) -> Log:
-    """Return the log in the file at `path`. Opening the log creates the file if it does not exist.
+    """Return the log in the file at `path`, for `async with`. Without an event loop, use `open_blocking`.
 
-    `:memory:` is a log that is lost when it is closed. An address such as `postgresql://user@host/database` selects a
-    log in a database (`pip install oncelog[postgres]`).
+        async with oncelog.open("app.db") as log:
+            await log.append({"type": "order.placed", "order": 17}, id=order_id, partitions=["orders"])
+            page = await log.read(partition="orders")
+
+    Entering the `async with` block opens the log, and creates the file if it does not exist. Any number of processes
+    may open the same file. `:memory:` is a log that is lost when it is closed. An address such as
+    `postgresql://user@host/database` selects a log in a database (`pip install oncelog[postgres]`).
 
     `policies` are the policies of the application, and `validate` checks its new writes. `settings` applies only to a
     new log. `room` limits disk usage. `tenants` replaces the quotas of the log (None keeps them), and `actor` is

@@ -66,6 +66,16 @@ class LogReader:
     ) -> Reading:
         """Read a page of records after a cursor, from one or more partitions, a stream, or a lane.
 
+            page = await log.read(partition="orders")
+            for record in page.records:
+                print(record.position, record.body)
+            if page.has_more:
+                page = await log.read(partition="orders", after=page.cursor, upto=page.upto)
+
+        Records are in the order of their commits; `record.body` is canonical JSON in bytes. Without a partition, stream
+        or lane, the page contains the records of lane 0, which are all events. `after` is exclusive: a position, or the
+        cursor of an earlier page or its string form. `upto` is the last position to read.
+
         `limit` is clamped: values below 1 count as 1, and values above `Limits.page_records_max` as that limit.
 
         Raises HistoryChangedError for a cursor from a different epoch or ahead of the log.
@@ -113,9 +123,17 @@ class LogReader:
         consumer: str | None = None,
     ) -> Follower:
         """Iterate over all records after a cursor, and over later records as they are committed, until closed.
+        Use `async with log.follow(…) as records` if the loop may end early.
 
-        Each record is returned once and in order. With `consumer`, the iterator starts at that consumer's stored cursor
-        (`commit_cursor`).
+            async for record in log.follow(partition="orders", consumer="mailer"):
+                await send_mail(record)
+                await log.commit_cursor("mailer", record.position)
+
+        Each record is returned once and in order. The parameters are those of `read`. With `consumer`, the iterator
+        starts at that consumer's stored cursor (`commit_cursor`), or at `after` if it has none.
+
+        Raises HistoryChangedError for a cursor from a different epoch, and StoreUnavailableError or CorruptError if the
+        store has been unreadable for too long: follow again, from the position of the last record.
         """
         partitions = normalize_partitions(partition, partitions, stream)
         return Follower(_flatten(self._follow_batches(partitions, stream, after, lane, consumer)))

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
+from uuid import UUID
 
 import msgspec
 from msgspec import Struct
@@ -51,7 +52,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 StoreStatus = Callable[[int], bool] | Iterable[int]
-ScopeFunction = Callable[[Scope], str | Awaitable[str | None] | None]
+User = str | UUID | None
+ScopeFunction = Callable[[Scope], User | Awaitable[User]]
 Path = str | os.PathLike[str]
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -148,17 +150,18 @@ class IdempotencyMiddleware:
         A log given by its path is opened before the application's lifespan or with the first request, and closed after
         the lifespan.
 
-        `scope` returns the authenticated user from a connection's ASGI scope. If it returns None, the request is passed
-        on without checking its key. With `required`, requests of `methods` without a key are refused with 400. While
-        another request with the key runs, the response is 409, or with `in_flight="wait"` the response to that request,
-        after at most `wait_s`. Requests with a key and a body larger than `request_bytes_max` are refused with 413. A
-        response larger than `answer_bytes_max` is sent but not stored: a retry gets a 409 that explains that the
-        request was carried out.
+        `scope` returns the authenticated user, as a string or a UUID, from a connection's ASGI scope. If it returns
+        None, the request is passed on without checking its key. With `required`, requests of `methods` without a key
+        are refused with 400. While another request with the key runs, the response is 409, or with `in_flight="wait"`
+        the response to that request, after at most `wait_s`. Requests with a key and a body larger than
+        `request_bytes_max` are refused with 413. A response larger than `answer_bytes_max` is sent but not stored: a
+        retry gets a 409 that explains that the request was carried out.
 
         `store_status` is a collection of the statuses whose responses are stored, or a function that returns whether to
         store a status. After any other response, the application handles the next request with the key. `fingerprint`
         is a sync or async function that returns 1 to 64 bytes for an `HttpRequest`. Requests with the same key are
-        equal if these bytes are equal.
+        equal if these bytes are equal. It may instead return a value, such as a pydantic model of the body. Requests
+        with the same key are then equal if method, path and value are equal.
         """
         self._new_work = build_work_factory(in_flight, wait_s, lease_s, run_s_max)
         if not isinstance(log, Log | str | os.PathLike) and not callable(log):
@@ -226,8 +229,10 @@ class IdempotencyMiddleware:
     async def _get_user(self, scope: Scope) -> str | None:
         user = self._scope(scope)
         user = await user if inspect.isawaitable(user) else user
+        if isinstance(user, UUID):
+            return str(user)
         if user is not None and not isinstance(user, str):
-            raise TypeError(f"scope must return a string or None, not {type(user).__name__}")
+            raise TypeError(f"scope must return a string, a UUID or None, not {type(user).__name__}")
         return user
 
     async def _begin(self, work: Work) -> tuple[Log, WorkResult | HeldLease]:

@@ -11,19 +11,24 @@ from oncelog.idempotency.call_key import InFlight, build_work_factory
 from oncelog.idempotency.once import RUN_S_MAX
 from oncelog.idempotency.runs import (
     BaseRuns,
+    BlockingTool,
     Run,
     RunEvent,
     Shadow,
+    T,
     Tool,
     build_event,
     build_scope,
     build_work,
     check_args,
     decode_outcome,
+    encode_args,
     encode_body,
     encode_inputs,
+    get_output_type,
     parse_key,
     prepare_blocking_tool,
+    restore_args,
 )
 
 
@@ -43,30 +48,36 @@ class BlockingRuns(BaseRuns):
         tool_name: str | None,
         ruleset_version: str | None,
         args: Mapping[str, Any] | None,
-        tool: Tool,
+        tool: BlockingTool[T],
         shadow: Shadow | None = None,
         in_flight: InFlight = "wait",
         wait_s: float | None = None,
         lease_s: float = 30,
         run_s_max: float = RUN_S_MAX,
-    ) -> Run:
+    ) -> Run[T]:
         """Execute the run with these fields or reuse its result, and return its event.
+
+        Arguments are identified by their JSON form. The tool gets them as given, except that JSON is restored as the
+        annotated type of a parameter: `{"id": 17}` for a model, a string for a datetime or a UUID.
 
         If the tool raises, nothing is stored: the error is raised in this caller and all waiting callers, and the next
         call executes the tool again. The tool runs in the caller's thread and must not be async.
 
-        Before the tool runs, raises CanonicalError for fields that cannot be part of a key, and LimitExceededError for
-        arguments that are too large for the log.
+        Before the tool runs, raises CanonicalError for fields that cannot be part of a key or are not of the annotated
+        type, and LimitExceededError for arguments that are too large for the log.
         """
         leases = self._log.leases
         call_tool, wait = prepare_blocking_tool(tool, leases)
         given = check_args(args)
-        event = build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, given, shadow)
+        forms = encode_args(given, tool)
+        event = build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, forms, shadow)
+        given = restore_args(given, forms, tool)
         work = build_work(event, build_work_factory(in_flight, wait_s, lease_s, run_s_max))
+        output_type = get_output_type(tool)
         result_or_lease = leases.recall(work) or leases.begin(work)
         if not isinstance(result_or_lease, HeldLease):
-            return self._finish(event, result_or_lease, reused=True)
-        return wait(self._run_tool(event, call_tool, given, result_or_lease))
+            return self._finish(event, result_or_lease, output_type, reused=True)
+        return wait(self._run_tool(event, call_tool, given, output_type, result_or_lease))
 
     def look_up(self, campaign_id: int, key: bytes | str) -> RunEvent | None:
         """Return the event of the run with this key (v2, as 16 bytes or in hex), or None for an unknown run.
@@ -76,7 +87,9 @@ class BlockingRuns(BaseRuns):
         raw = parse_key(key)
         return decode_outcome(raw, self._log.lookup(raw, policy=RUNS, scope=build_scope(campaign_id)))
 
-    def _run_tool(self, event: RunEvent, call_tool: Tool, args: Mapping[str, Any], lease: HeldLease) -> Run:
+    def _run_tool(
+        self, event: RunEvent, call_tool: Tool, args: Mapping[str, Any], output_type: Any, lease: HeldLease
+    ) -> Run:
 
         def call() -> tuple[bytes, None]:
             inputs = encode_inputs(event, self._log.limits.body_bytes_max)
@@ -84,4 +97,4 @@ class BlockingRuns(BaseRuns):
 
         with self._count_failures():
             result, _ = self._log.leases.run(lease, call)
-        return self._finish(event, result, reused=False)
+        return self._finish(event, result, output_type, reused=False)

@@ -18,6 +18,7 @@ from oncelog.core.limits import LEASE_MS_MAX, RUN_MS_LIMIT
 from oncelog.core.policy import KEY_BYTES_MAX, NAME_CHARACTERS_MAX, OnReuse, Order, Policy, Retention
 from oncelog.engine.held_lease import Work
 from oncelog.errors import CanonicalError
+from oncelog.idempotency.value_codec import encode_model, is_model_type, to_json_arrays
 
 KEY_BYTES: Final = 16
 """Length of a key computed from arguments."""
@@ -111,6 +112,7 @@ class Arguments:
     def __init__(self, function: Callable[..., Any], ignore: Sequence[str]) -> None:
         if isinstance(ignore, str):
             raise TypeError("ignore must be a list of parameter names, not a single name")
+        self._function = function.__qualname__
         self._signature = inspect.signature(function)
         self._ignore = frozenset(ignore)
         unknown = self._ignore - self._signature.parameters.keys()
@@ -153,16 +155,26 @@ class Arguments:
     def _encode_tagged(self, values: dict[str, Any]) -> bytes:
         """Encode arguments, tagging values that are not JSON. Raises CanonicalError with the name of the argument at
         fault."""
-        forms = {}
-        for name, value in values.items():
-            try:
-                forms[name] = to_json_arrays(_tag(value))
-            except CanonicalError as error:
-                raise CanonicalError(f"$.{name}", error.reason) from error
-            except (TypeError, ValueError, RecursionError) as error:
-                reason = f"has no canonical form: {error}; if it does not identify the call, list it in ignore=…"
-                raise CanonicalError(f"$.{name}", reason) from error
-        return canonical_at(forms, "$")
+        return canonical_at({name: self._encode_argument(name, value) for name, value in values.items()}, "$")
+
+    def _encode_argument(self, name: str, value: Any) -> Any:
+        path = f"$.{name}"
+        try:
+            form = to_json_arrays(_tag(value))
+            canonical_at(form, path)
+        except (TypeError, ValueError, RecursionError) as error:
+            reason = error.reason if isinstance(error, CanonicalError) else str(error)
+            raise CanonicalError(
+                error.path if isinstance(error, CanonicalError) and error.path.startswith(path) else path,
+                f"the argument {name} of {self._function}, of type {type(value).__name__}, has no canonical form: "
+                f"{reason}; if it does not identify the call, list it in ignore=…",
+            ) from error
+        return form
+
+
+def encode_value(value: Any) -> bytes:
+    """Return the canonical text of a value. Raises TypeError or ValueError for a value that has none."""
+    return canonical(to_json_arrays(_tag(value)))
 
 
 _PLAIN: Final = (str, float, bool, type(None))
@@ -193,14 +205,9 @@ def _to_builtins(value: Any) -> Any:
         return {name: _tag(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, set | frozenset):
         return sorted((_tag(element) for element in value), key=canonical)
-    return msgspec.to_builtins(value)
-
-
-def to_json_arrays(value: Any) -> Any:
-    """Convert the tuples in a value to lists, because JSON has no tuples."""
-    if isinstance(value, dict):
-        return dict(zip(value, map(to_json_arrays, value.values()), strict=True))
-    return [*map(to_json_arrays, value)] if isinstance(value, list | tuple) else value
+    if is_model_type(type(value)):
+        return _tag(encode_model(value))
+    return msgspec.to_builtins(value, enc_hook=encode_model)
 
 
 def encode_key(key: object) -> bytes:

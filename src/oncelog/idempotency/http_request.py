@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from oncelog.core.identity import frame
 from oncelog.core.limits import FINGERPRINT_BYTES_MAX
+from oncelog.idempotency.call_key import encode_value
 
 
 class HttpRequest(Struct, frozen=True):
@@ -38,7 +39,8 @@ class HttpRequest(Struct, frozen=True):
         return sha256(b"".join(frame(label, value) for label, value in fields)).digest()
 
 
-Fingerprint = Callable[[HttpRequest], bytes | Awaitable[bytes]]
+Fingerprint = Callable[[HttpRequest], Any | Awaitable[Any]]
+"""Function of the application that returns what identifies a request: bytes, or a value such as a model."""
 
 
 def build_http_request(scope: Mapping[str, Any], body: bytes) -> HttpRequest:
@@ -55,16 +57,31 @@ def build_http_request(scope: Mapping[str, Any], body: bytes) -> HttpRequest:
 async def compute_fingerprint(request: HttpRequest, replacement: Fingerprint | None) -> bytes:
     """Return the fingerprint of a request, computed by the application's function if it has one.
 
-    Raises TypeError or ValueError unless that function returns 1 to 64 bytes.
+    That function returns 1 to 64 bytes, which are the fingerprint, or a value that identifies the request together with
+    its method and path. Raises TypeError or ValueError for anything else.
     """
     if replacement is None:
         return request.fingerprint()
     replaced = replacement(request)
     found: object = await replaced if inspect.isawaitable(replaced) else replaced
+    if found is None:
+        raise TypeError("fingerprint must return bytes, or a value that identifies the request, not None")
     if not isinstance(found, bytes):
-        raise TypeError(f"fingerprint must return bytes, not {type(found).__name__}")
+        return _hash_value(request, found)
     if not 1 <= len(found) <= FINGERPRINT_BYTES_MAX:
         raise ValueError(
             f"fingerprint must return 1 to {FINGERPRINT_BYTES_MAX} bytes, not {len(found)}; return a hash of them"
         )
     return found
+
+
+def _hash_value(request: HttpRequest, value: object) -> bytes:
+    try:
+        encoded = encode_value(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(
+            f"fingerprint returned a value of type {type(value).__name__}, which has no canonical form: {error}; "
+            f"return 1 to {FINGERPRINT_BYTES_MAX} bytes, or a value that JSON, dataclasses or pydantic models represent"
+        ) from error
+    fields = ((b"method", request.method.encode()), (b"path", request.path), (b"value", encoded))
+    return sha256(b"".join(frame(label, part) for label, part in fields)).digest()

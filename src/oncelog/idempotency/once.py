@@ -3,7 +3,7 @@
     log = oncelog.open_blocking("app.db")
 
     @oncelog.once(log, key=lambda order_id, amount: order_id)
-    def charge(order_id: str, amount: int) -> Receipt: ...
+    def charge(order_id: str, amount: int) -> Invoice: ...
 
 The first call with a key runs the function and stores its result. Later calls return the stored result, in any process
 and after restarts, until the log forgets it. Concurrent calls wait for the running one.
@@ -57,10 +57,20 @@ def once(  # noqa: PLR0913 - all but the first are keyword arguments
     """Make a function idempotent: an async function with a `Log`, any other with a `BlockingLog`, or either with a
     `share`d log.
 
+        @oncelog.once(log, key=lambda order, cents: order.id)
+        def charge(order: Order, cents: int) -> Invoice: ...
+
+    The first call runs the function and stores its result. Each later call returns the result, in any process that has
+    the log open, until the log forgets it (`retention`, 24 hours by default).
+
     `log` may also be a function that returns the log. Calls with equal arguments count as one call. With `key`, calls
     with equal keys do, and reusing a key with different arguments raises ConflictError. `ignore` lists parameters that
     do not identify the call (`self`, a connection). `scope` separates keys that may coincide, such as those of two
     users.
+
+    Arguments and results may be JSON, pydantic models, dataclasses, `msgspec.Struct`s, attrs classes, dates, UUIDs and
+    decimals. The result is returned as the annotated type, or as the type `result`. An argument without a canonical
+    form raises CanonicalError before the function runs; a result that cannot be stored raises ResultError.
 
     Exceptions in `remember` are stored like results. After any other exception the next call runs the function again.
     While another call is running, a call waits for at most `wait_s`, or with `in_flight="raise"` raises InFlightError.

@@ -1,15 +1,16 @@
 """Encodes the outcome of a call as JSON, according to the function's annotated return type."""
 
 import inspect
-import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from oncelog.errors import CorruptError, ResultError
+from oncelog.idempotency.annotations import format_type, resolve_annotation
 from oncelog.idempotency.call_key import get_module_name
+from oncelog.idempotency.value_codec import build_codec_type, decode_model, encode_model, find_unstorable_type
 
 R = TypeVar("R")
 
@@ -44,7 +45,12 @@ class ResultCodec:
         self._type = _get_result_type(function) if result is NO_RESULT else result
         self._name = getattr(function, "__name__", repr(function))
         _check_json_type(self._type, function)
-        self._decoder = msgspec.json.Decoder(_StoredOutcome[self._type])  # type: ignore[name-defined]
+        codec_type = build_codec_type(self._type)
+        self._encode = msgspec.json.Encoder(enc_hook=encode_model).encode
+        self._decoder: msgspec.json.Decoder[_StoredOutcome[Any]] = msgspec.json.Decoder(
+            _StoredOutcome[codec_type],  # type: ignore[valid-type]
+            dec_hook=decode_model,
+        )
         if isinstance(remembered_errors, type):
             raise TypeError("remember must be a list of exceptions, not a single exception")
         self.remembered_errors = tuple(remembered_errors)
@@ -56,12 +62,12 @@ class ResultCodec:
         Raises ResultError if the value does not have the annotated type.
         """
         try:
-            body = msgspec.json.encode(_StoredOutcome(value))
+            body = self._encode(_StoredOutcome(value))
             stored = self._decoder.decode(body)
         except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
             raise ResultError(
-                f"the result of {self._name} cannot be stored as {inspect.formatannotation(self._type)}: {error}; "
-                "nothing was stored, so the next call runs the function again"
+                f"the result of {self._name} cannot be stored as {format_type(self._type)}: {error}; nothing was "
+                "stored, so the next call runs the function again"
             ) from error
         if stored.result is UNSET:
             raise ResultError(f"the result of {self._name} is UNSET, which cannot be stored")
@@ -85,7 +91,7 @@ class ResultCodec:
             stored = self._decoder.decode(body)
         except msgspec.MsgspecError as error:
             raise ResultError(
-                f"the stored result of {self._name} is not {inspect.formatannotation(self._type)}: {error}; if the "
+                f"the stored result of {self._name} is not {format_type(self._type)}: {error}; if the "
                 "return type of the function has changed, set a new name with name=…"
             ) from error
         if stored.raised is not None:
@@ -118,59 +124,29 @@ def _get_error_name(error: type[Exception]) -> str:
 
 def _get_result_type(function: Callable[..., Any]) -> Any:
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
+        return resolve_annotation(function, "return")
+    except KeyError as error:
+        raise TypeError(
+            f"{function.__qualname__} has no return type: annotate it, or set the type with result=…"
+        ) from error
     except Exception as error:
         raise TypeError(
-            f"the types of {function.__qualname__} cannot be read: {error}; set its return type with result=…"
+            f"the return type of {function.__qualname__} cannot be read: {error}; set it with result=…"
         ) from error
-    if "return" not in hints:
-        raise TypeError(f"{function.__qualname__} has no return type: annotate it, or set the type with result=…")
-    return hints["return"]
 
 
 def _check_json_type(kind: Any, function: Callable[..., Any]) -> None:
     try:
-        custom_type = next(_iterate_custom_types(msgspec.inspect.type_info(kind), set()), None)
-        msgspec.json.Decoder(kind)
+        unstorable_type = find_unstorable_type(kind)
+        msgspec.json.Decoder(build_codec_type(kind), dec_hook=decode_model)
     except TypeError as error:
         raise TypeError(f"{function.__qualname__} returns {kind}, which cannot be stored as JSON: {error}") from error
-    if custom_type is not None:
+    if unstorable_type is not None:
         raise TypeError(
-            f"{function.__qualname__} returns {kind}, and {custom_type.__qualname__} cannot be stored as JSON: "
-            "return a dataclass, a msgspec.Struct or plain values, and dicts with strings or numbers as keys"
+            f"{function.__qualname__} returns {kind}, and {unstorable_type.__qualname__} cannot be stored as JSON: "
+            "return a dataclass, a pydantic model, a msgspec.Struct or plain values, and dicts with strings or numbers "
+            "as keys"
         )
-
-
-_NO_KEYS: Final = (
-    msgspec.inspect.ListType,
-    msgspec.inspect.SetType,
-    msgspec.inspect.FrozenSetType,
-    msgspec.inspect.VarTupleType,
-    msgspec.inspect.TupleType,
-    msgspec.inspect.DictType,
-    msgspec.inspect.StructType,
-    msgspec.inspect.DataclassType,
-    msgspec.inspect.TypedDictType,
-    msgspec.inspect.NamedTupleType,
-)
-"""Types that cannot be keys of a JSON object."""
-
-
-def _iterate_custom_types(info: Any, seen: set[int]) -> Iterator[type]:
-    """Yield the types inside a type that msgspec cannot encode as JSON."""
-    if id(info) in seen:
-        return
-    seen.add(id(info))
-    if isinstance(info, msgspec.inspect.CustomType):
-        yield info.cls
-    elif isinstance(info, msgspec.inspect.DictType) and isinstance(info.key_type, _NO_KEYS):
-        yield dict
-    elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
-        for name in info.__struct_fields__:
-            yield from _iterate_custom_types(getattr(info, name), seen)
-    elif isinstance(info, tuple | list):
-        for element in info:
-            yield from _iterate_custom_types(element, seen)
 
 
 def is_async(function: Callable[..., Any]) -> bool:

@@ -5,10 +5,11 @@
         plan_id="plan-7", campaign_id=12, event_type="tool.execute",
         tool_name="dice", ruleset_version="v1", args={"sides": 20}, tool=roll,
     )
-    run.event.output, run.event.ordinal, run.reused
+    run.output, run.event.ordinal, run.reused
     await runs.look_up(12, run.event.key)
 
-The six fields other than `tool` identify the run (RU-5). The events of a campaign are numbered 1, 2, 3…
+The six fields other than `tool` identify the run (RU-5). The events of a campaign are numbered 1, 2, 3… Arguments and
+outputs are stored as JSON. The tool and its callers get the types of the tool's annotations: models, dates, UUIDs.
 """
 
 import asyncio
@@ -18,12 +19,12 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 import msgspec
 from msgspec import Raw, Struct
 
-from oncelog.core.canonical import JsonValue, canonical_args
+from oncelog.core.canonical import JsonValue, canonical_args, format_path
 from oncelog.core.identity import RUN_KEY_BYTES, check_object, run_key, run_key_v1, scope_of
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Receipt
@@ -34,8 +35,10 @@ from oncelog.engine.leases import LeaseManager
 from oncelog.engine.log import Log
 from oncelog.engine.outcome import Outcome
 from oncelog.errors import CanonicalError, LimitExceededError, ResultErasedError, ResultError
-from oncelog.idempotency.call_key import InFlight, build_work_factory, to_json_arrays
+from oncelog.idempotency.annotations import format_type, get_name, resolve_annotation
+from oncelog.idempotency.call_key import InFlight, build_work_factory
 from oncelog.idempotency.once import RUN_S_MAX
+from oncelog.idempotency.value_codec import differs_from_json, restore, to_builtins, to_json_arrays, to_json_form
 
 logger: Final = logging.getLogger("oncelog.runs")
 
@@ -43,8 +46,18 @@ SHADOW_VERSION: Final = 2
 """Version of shadow keys that match the original system's keys. Earlier shadow keys have no version: their fields are
 in the order of key v2, so they cannot be compared with the original system's keys."""
 
+if TYPE_CHECKING:
+    import typing_extensions  # type variables have no defaults before Python 3.13
+
+    OutputT_co = typing_extensions.TypeVar("OutputT_co", default=Any, covariant=True)
+else:
+    OutputT_co = TypeVar("OutputT_co", covariant=True)
+
+T = TypeVar("T")
 Tool = Callable[..., Any]
 """Function, sync or async, that is called with the members of `args` as keyword arguments."""
+AnyTool = Callable[..., Awaitable[T] | T]
+BlockingTool = Callable[..., T]
 
 
 class Shadow(Struct, frozen=True, kw_only=True):
@@ -79,11 +92,28 @@ class RunEvent(Struct, frozen=True, kw_only=True):
     receipt: Receipt | None = None
 
 
-class Run(Struct, frozen=True):
+class Run(Struct, Generic[OutputT_co], frozen=True):
     """A run's event, and whether it was already stored."""
 
     event: RunEvent
     reused: bool
+    output_type: Any = Any
+    """The annotated type of the tool's result. Any if the tool has no annotation."""
+
+    @property
+    def output(self) -> OutputT_co:
+        """The tool's result, restored as its annotated type. `event.output` is its JSON form.
+
+        Raises ResultError if the stored result does not have this type.
+        """
+        try:
+            value: OutputT_co = restore(self.event.output, self.output_type)
+        except (TypeError, ValueError) as error:
+            raise ResultError(
+                f"the output of run {self.event.key} of {self.event.tool_name} is not "
+                f"{format_type(self.output_type)}: {error}; its JSON form is in event.output"
+            ) from error
+        return value
 
 
 class RunCounters(Struct, frozen=True):
@@ -122,13 +152,13 @@ class BaseRuns:
             self._count(failed=1)
             raise
 
-    def _finish(self, requested: RunEvent, result: WorkResult, *, reused: bool) -> Run:
+    def _finish(self, requested: RunEvent, result: WorkResult, output_type: Any, *, reused: bool) -> Run:
         event = decode_event(requested.key, result.receipt, result.body)
         mismatch = reused and is_shadow_mismatch(requested, event)
         if mismatch:
             logger.info("run %s was reused; its key before v2 would have executed it again", event.key)
         self._count(reused=reused, executed=not reused, shadow_mismatches=mismatch)
-        return Run(event, reused)
+        return Run(event, reused, output_type)
 
 
 class Runs(BaseRuns):
@@ -137,6 +167,42 @@ class Runs(BaseRuns):
     def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
+
+    @overload
+    async def execute(
+        self,
+        *,
+        plan_id: str | None,
+        campaign_id: int,
+        event_type: str,
+        tool_name: str | None,
+        ruleset_version: str | None,
+        args: Mapping[str, Any] | None,
+        tool: Callable[..., Awaitable[T]],
+        shadow: Shadow | None = None,
+        in_flight: InFlight = "wait",
+        wait_s: float | None = None,
+        lease_s: float = 30,
+        run_s_max: float = RUN_S_MAX,
+    ) -> Run[T]: ...
+
+    @overload
+    async def execute(
+        self,
+        *,
+        plan_id: str | None,
+        campaign_id: int,
+        event_type: str,
+        tool_name: str | None,
+        ruleset_version: str | None,
+        args: Mapping[str, Any] | None,
+        tool: Callable[..., T],
+        shadow: Shadow | None = None,
+        in_flight: InFlight = "wait",
+        wait_s: float | None = None,
+        lease_s: float = 30,
+        run_s_max: float = RUN_S_MAX,
+    ) -> Run[T]: ...
 
     async def execute(  # noqa: PLR0913 - the six fields of the key, the tool and options
         self,
@@ -147,31 +213,37 @@ class Runs(BaseRuns):
         tool_name: str | None,
         ruleset_version: str | None,
         args: Mapping[str, Any] | None,
-        tool: Tool,
+        tool: AnyTool[T],
         shadow: Shadow | None = None,
         in_flight: InFlight = "wait",
         wait_s: float | None = None,
         lease_s: float = 30,
         run_s_max: float = RUN_S_MAX,
-    ) -> Run:
+    ) -> Run[T]:
         """Execute the run with these fields or reuse its result, and return its event.
+
+        Arguments are identified by their JSON form. The tool gets them as given, except that JSON is restored as the
+        annotated type of a parameter: `{"id": 17}` for a model, a string for a datetime or a UUID.
 
         If the tool raises, nothing is stored: the error is raised in this caller and all waiting callers, and the next
         call executes the tool again. A sync tool runs in a thread and cannot be cancelled: if its caller is cancelled,
         the tool continues and its result is stored.
 
-        Before the tool runs, raises CanonicalError for fields that cannot be part of a key, and LimitExceededError for
-        arguments that are too large for the log.
+        Before the tool runs, raises CanonicalError for fields that cannot be part of a key or are not of the annotated
+        type, and LimitExceededError for arguments that are too large for the log.
         """
         leases = self._log.leases
         call_tool, wait = prepare_tool(tool, leases)
         given = check_args(args)
-        event = build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, given, shadow)
+        forms = encode_args(given, tool)
+        event = build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, forms, shadow)
+        given = restore_args(given, forms, tool)
         work = build_work(event, build_work_factory(in_flight, wait_s, lease_s, run_s_max))
+        output_type = get_output_type(tool)
         result_or_lease = leases.recall(work) or await leases.begin(work)
         if not isinstance(result_or_lease, HeldLease):
-            return self._finish(event, result_or_lease, reused=True)
-        return await wait(self._run_tool(event, call_tool, given, result_or_lease))
+            return self._finish(event, result_or_lease, output_type, reused=True)
+        return await wait(self._run_tool(event, call_tool, given, output_type, result_or_lease))
 
     async def look_up(self, campaign_id: int, key: bytes | str) -> RunEvent | None:
         """Return the event of the run with this key (v2, as 16 bytes or in hex), or None for an unknown run.
@@ -181,14 +253,16 @@ class Runs(BaseRuns):
         raw = parse_key(key)
         return decode_outcome(raw, await self._log.lookup(raw, policy=RUNS, scope=build_scope(campaign_id)))
 
-    async def _run_tool(self, event: RunEvent, call_tool: Tool, args: Mapping[str, Any], lease: HeldLease) -> Run:
+    async def _run_tool(
+        self, event: RunEvent, call_tool: Tool, args: Mapping[str, Any], output_type: Any, lease: HeldLease
+    ) -> Run:
         async def call() -> tuple[bytes, None]:
             inputs = encode_inputs(event, self._log.limits.body_bytes_max)
             return encode_body(inputs, await call_tool(**args)), None
 
         with self._count_failures():
             result, _ = await self._log.leases.run(lease, call)
-        return self._finish(event, result, reused=False)
+        return self._finish(event, result, output_type, reused=False)
 
 
 def prepare_tool(tool: Tool, leases: LeaseManager) -> tuple[Tool, Callable[[Coroutine[Any, Any, Run]], Awaitable[Run]]]:
@@ -271,6 +345,55 @@ def check_args(args: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(check_object(plain_args, "$.args_json"))
 
 
+def encode_args(args: Mapping[str, Any], tool: Tool) -> dict[str, Any]:
+    """Return the JSON forms of the arguments. Raises CanonicalError for a value without a JSON form."""
+    forms = {}
+    for name, value in args.items():
+        try:
+            forms[name] = to_json_form(value)
+        except RecursionError:
+            forms[name] = value  # `build_event` refuses it with its path
+        except (TypeError, ValueError) as error:
+            reason = f"the argument of {get_name(tool)}, of type {type(value).__name__}, cannot be stored: {error}"
+            raise CanonicalError(f"$.args_json{format_path([name])[1:]}", reason) from error
+    return forms
+
+
+def restore_args(args: dict[str, Any], forms: Mapping[str, Any], tool: Tool) -> dict[str, Any]:
+    """Return the arguments with JSON values restored as the annotated types of the tool's parameters.
+
+    An argument that is not JSON stays as it is. Raises CanonicalError for a value that does not have the type.
+    """
+    return {name: _restore_argument(name, value, forms[name], tool) for name, value in args.items()}
+
+
+def _restore_argument(name: str, value: Any, form: Any, tool: Tool) -> Any:
+    if name == "return":  # names the type of the result, not a parameter
+        return value
+    try:
+        kind = resolve_annotation(tool, name)
+    except Exception:  # noqa: BLE001 - without a type that can be evaluated, the tool gets the value as given
+        return value
+    if type(value) is not type(form) or value != form or not differs_from_json(kind):
+        return value
+    try:
+        return restore(form, kind)
+    except (TypeError, ValueError) as error:
+        reason = f"the argument of {get_name(tool)} is not {format_type(kind)}: {error}"
+        raise CanonicalError(f"$.args_json{format_path([name])[1:]}", reason) from error
+
+
+def get_output_type(tool: Tool) -> Any:
+    """Return the annotated type of the tool's result. Any without an annotation, and the text of a type that cannot be
+    evaluated."""
+    try:
+        return resolve_annotation(tool, "return")
+    except KeyError:
+        return Any
+    except Exception as error:  # noqa: BLE001 - evaluating an annotation may raise anything; `Run.output` reports it
+        return f"a value of the annotated type ({error})"
+
+
 def build_scope(campaign_id: int) -> str:
     """Return the stream of a campaign. Raises CanonicalError if its number is not an integer."""
     if type(campaign_id) is not int:
@@ -330,10 +453,12 @@ def encode_inputs(event: RunEvent, bytes_max: int) -> dict[str, Any]:
 def encode_body(inputs: dict[str, Any], output: Any) -> bytes:
     """Encode the body of the event. The output may include 64-bit integers."""
     try:
-        plain = to_json_arrays(msgspec.to_builtins(output, order="deterministic", str_keys=True))
+        plain = to_json_arrays(to_builtins(output))
         encoded = json.dumps(plain, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ResultError(f"the output of the tool cannot be stored as JSON: {error}") from error
+        raise ResultError(
+            f"the output of {inputs['tool_name']}, of type {type(output).__name__}, cannot be stored as JSON: {error}"
+        ) from error
     return msgspec.json.encode({**inputs, "output": Raw(encoded)}, order="sorted")
 
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 from oncelog.client.runtime.bounded_stream import BoundedStream
 from oncelog.client.runtime.store_file import BaseStore
 from oncelog.client.runtime.values import BaseLimits, BaseStatus, ConnectionState
+from oncelog.context_errors import AsyncContext
 from oncelog.errors import ClientError, ClosedError, OncelogError, StoreError
 
 T = TypeVar("T")
@@ -298,7 +299,7 @@ class StatusSource(ABC, Generic[Runtime, StatusType]):
         return self.status().state is ConnectionState.LIVE
 
 
-class BaseClient(StatusSource[Runtime, StatusType]):
+class BaseClient(StatusSource[Runtime, StatusType], AsyncContext):
     """A client with its own file. `async with` opens and closes it."""
 
     _close_task: "asyncio.Task[None] | None" = None

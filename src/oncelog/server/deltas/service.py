@@ -33,7 +33,18 @@ from oncelog.core.deltas import (
 from oncelog.core.hlc import parse_hlc, wall_ms
 from oncelog.core.limits import CLOCK_DRIFT_MS_MAX
 from oncelog.core.policy import DELTAS
-from oncelog.core.values import Committed, Mode, Reason, Record, Refused, Remembered, Replayed, Submission, Verdict
+from oncelog.core.values import (
+    Committed,
+    Mode,
+    Reason,
+    Receipt,
+    Record,
+    Refused,
+    Remembered,
+    Replayed,
+    Submission,
+    Verdict,
+)
 from oncelog.engine.committer import count_payload_bytes
 from oncelog.engine.log import Log
 from oncelog.engine.read_results import Reading
@@ -132,7 +143,7 @@ class DeltasService(ApiService):
 
     def _to_submissions(
         self, scope: str, decoded: DecodedPush, principal: Principal
-    ) -> tuple[list[DeltaJson], list[Submission]]:
+    ) -> tuple[list[DeltaJson], list[Submission[Receipt]]]:
         value_bytes_max, actor, rate = self.limits.column_value_bytes_max, principal.actor, self._rate
         submissions = []
         for index, (delta, key, body) in enumerate(zip(decoded.deltas, decoded.keys, decoded.bodies, strict=True)):
