@@ -118,7 +118,14 @@ class Log(LogReader, AsyncContext):
             store, self._submit_work, self._act_queue, self._tailers.drop_buffered, self._cache_updater.clear
         )
         self._write_gate.on_change = self._record_read_only
-        self._state_reader = StateReader(store, self._cache, self._tailers, self._limits, lambda: self._open_store)
+        self._state_reader = StateReader(
+            store,
+            self._cache,
+            self._tailers,
+            self._limits,
+            lambda: self._open_store,
+            lambda: self._policies.by_name[LEDGER.name],
+        )
         self._close_task: asyncio.Task[None] | None = None
         self._was_opened = False
         self._evictions = 0
@@ -135,7 +142,6 @@ class Log(LogReader, AsyncContext):
         await self._store.open()
         try:
             await self._policies.declare_all()
-            self._state_reader.ledger = self._policies.by_name[LEDGER.name]
             self._cache.erasures = await self._store.erasures()
             if self._tenants is not None:
                 await self._replace_tenants(self._tenants, self._actor)

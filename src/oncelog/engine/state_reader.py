@@ -34,7 +34,7 @@ BLOCKS_PER_PAGE: Final = 100
 """Default number of blocks per read."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class StateReader:
     """The read methods of `Log.state`. Each read sees all commits, by this process and by others."""
 
@@ -44,8 +44,8 @@ class StateReader:
     _limits: Limits
     _get_open_store: Callable[[], Store]
     """Raises ClosedError unless the log is open."""
-    ledger: Policy = LEDGER
-    """Ledger policy of this log. Its time to live may differ from that of `LEDGER`."""
+    _get_ledger_policy: Callable[[], Policy] = lambda: LEDGER
+    """Returns the ledger policy of the open log. Its time to live may differ from that of `LEDGER`."""
 
     def lane(self, scope: str) -> int:
         """Return the lane of a scope's records and blocks."""
@@ -56,9 +56,10 @@ class StateReader:
 
     async def client(self, scope: str, client: str, policy: Policy | None = None) -> ClientEntry | None:
         """Return a client's entry in a scope, or None if it is unknown or evicted. Default policy: the ledger's."""
-        policy = policy or self.ledger
+        store = self._get_open_store()
+        policy = policy or self._get_ledger_policy()
         lane, identity = self.lane(scope), (policy.name, scope, client)
-        found = await self._get_open_store().side_state(ReadSet(lanes={lane}, clients={identity}))
+        found = await store.side_state(ReadSet(lanes={lane}, clients={identity}))
         entry, head = found.snapshot.clients.get(identity), found.snapshot.heads[lane]
         if entry is None:
             return None
