@@ -79,6 +79,7 @@ def _options() -> Namespace:
     parser.add_argument("-N", dest="is_unbuffered", action="store_true", help="always unbuffered")
     parser.add_argument("-H", dest="headers", action="append", default=[])
     parser.add_argument("-d", dest="data")
+    parser.add_argument("-X", dest="method")
     parser.add_argument("--fail", action="store_true")
     parser.add_argument("--max-time", type=float, default=0)
     return parser.parse_args()
@@ -105,7 +106,8 @@ def _fetch(options: Namespace) -> None:
     connection = HTTPConnection(parts.hostname or "", parts.port)
     path = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
     body = None if options.data is None else options.data.encode()
-    connection.request("GET" if body is None else "POST", path, body, headers)
+    method = options.method or ("GET" if body is None else "POST")
+    connection.request(method, path, body, headers)
     response = connection.getresponse()
     if options.fail and response.status >= 400:
         raise RefusedError(str(response.status))

@@ -14,10 +14,11 @@ from typing import Any, Final
 from uuid import UUID
 
 import oncelog
-from fuzz.targets import CORPUS
+from fuzz.targets import CORPUS, ticket_verifier
 from oncelog import proof
 from oncelog.core.deltas import decode_push
 from oncelog.ledger.v1 import ledger_pb2 as pb
+from oncelog.server.auth.principal import Principal, parse_grants
 from server.auth.auth_material import token
 
 ID: Final = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10"
@@ -134,6 +135,11 @@ def _others() -> Iterator[tuple[str, str, bytes]]:
     yield "fast-path-head", "lengths", plain.replace("Host:", "Content-Length: 5\r\nHost:").encode()
     yield "token", "jwt", token().encode()
     yield "token", "none", token(header={"alg": "none"}).encode()
+    ticket = ticket_verifier().issue(
+        Principal(actor="user:ada", client_id=None, grants=parse_grants()), "follow", ["a"]
+    )
+    yield "stream-ticket", "valid", ticket.text.encode()
+    yield "stream-ticket", "forged", ticket.text[:-1].encode()
     yield "token", "api-key", b"olk_0123456789abcdef_" + b"A" * 43
     yield "proof", "event", asyncio.run(_proof())
     yield "damaged-file", "byte", bytes([0, 100, 0, 0, 0, 255, 0, 0])

@@ -31,6 +31,7 @@ from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.server import endpoint
 from oncelog.server.api_service import decode_page_token
 from oncelog.server.auth.api_keys import ApiKeys
+from oncelog.server.auth.stream_tickets import StreamTickets
 from oncelog.server.auth.tokens import Tokens
 from oncelog.server.chat.messages import ChatMessages
 from oncelog.server.deltas import service as deltas_door
@@ -43,7 +44,7 @@ from oncelog.server.http_fast_path import HEAD_BYTES_MAX, HttpFastPath
 from oncelog.server.ledger import codec, grpc_codec
 from oncelog.server.ledger import reads as ledger_reads
 from oncelog.server.limits import ApiLimits
-from server.auth.auth_material import NOW_MS, tokens
+from server.auth.auth_material import NOW_MS, tokens, write_file
 
 CORPUS: Final = Path(__file__).with_name("corpus")
 ACTOR: Final = "user:ada"
@@ -229,6 +230,20 @@ def _token(data: bytes) -> None:
     verifier.authenticate(text)
 
 
+@cache
+def ticket_verifier() -> StreamTickets:
+    """Return a verifier with a fixed key."""
+    with tempfile.TemporaryDirectory() as directory:
+        key_file = write_file(Path(directory) / "tickets.key", b"k" * 32)
+        tickets = StreamTickets(lambda: NOW_MS, 1, str(key_file))
+        tickets.load()
+    return tickets
+
+
+def _ticket(data: bytes) -> None:
+    ticket_verifier().verify(data.decode("utf-8", "surrogateescape"))
+
+
 def _proof(data: bytes) -> None:
     document = proof.decode(data)
     proof.verify(document)
@@ -266,6 +281,7 @@ TARGETS: Final = {
         Target("audit-cursor", _audit_cursor, (ValueError, HistoryChangedError)),
         Target("fast-path-head", lambda data: asyncio.run(_fast_path_head(data)), (NotPlainError,), 0.5),
         Target("token", _token, (AuthError,)),
+        Target("stream-ticket", _ticket, (AuthError,)),
         Target("proof", _proof, (ProofError,)),
         Target("client-frame", _client_frame, ()),
         Target("damaged-file", read_damaged_log, (OncelogError,), 0.002),

@@ -5,7 +5,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from golden.fixed_sources import NOW_MS
-from golden.steps import HangUp, Http, Listen, More, Note, Open, Receive, Send, Step
+from golden.steps import TICKET, HangUp, Http, Listen, More, Note, Open, Receive, Send, Step
 
 PATH: Final = "/v1/sync/shop"
 EPOCH: Final = {"epoch": r'"epoch": ?"(\w+)"'}
@@ -67,6 +67,9 @@ DELTAS: Final[tuple[Step, ...]] = (
     Http(f"POST {PATH}/compact", {"upto": 4, "tombstoneAgeMs": 0}),
     Http(f"GET {PATH}/pull?since=0"),
     Http(f"GET {PATH}/pull?since=1"),
+    Http(f"POST {PATH}/live", save=TICKET),
+    Listen("ticket", f"GET {PATH}/live?since=3&ticket={{{{ticket}}}}", events=2),
+    HangUp("ticket"),
     Listen("compacted", f"GET {PATH}/live?since=0", events=2),
     More("compacted", None),
     Open("behind", f"{PATH}/live"),

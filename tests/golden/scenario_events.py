@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from golden.steps import HangUp, Http, Listen, More, Note, Open, Receive, Send, Step
+from golden.steps import TICKET, HangUp, Http, Listen, More, Note, Open, Receive, Send, Step
 
 PATH: Final = "/v1/events"
 EPOCH: Final = {"epoch": r'"epoch": ?"(\w+)"'}
@@ -236,6 +236,11 @@ HTTP: Final[tuple[Step, ...]] = (
     Listen("ahead", f"GET {PATH}/stream?partition=http&since=99999"),
     Listen("other", f"GET {PATH}/stream?partition=http&epoch=0000000000000000"),
     Listen("none", f"GET {PATH}/stream"),
+    Note("a ticket for a stream"),
+    Http(f"POST {PATH}/stream?partition=http", by="ann", save=TICKET),
+    Listen("ticket", f"GET {PATH}/stream?partition=http&ticket={{{{ticket}}}}", headers={"Last-Event-ID": "13"}),
+    HangUp("ticket"),
+    Http(f"POST {PATH}/stream?partition=http&since=1", by="ann"),
     Note("errors"),
     Http(f"POST {PATH}", "no JSON"),
     Http(f"POST {PATH}", "[]"),

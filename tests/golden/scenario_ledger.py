@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from golden.steps import HangUp, Http, Listen, More, Note, Rpc, Step
+from golden.steps import TICKET, HangUp, Http, Listen, More, Note, Rpc, Step
 
 PATH: Final = "/v1/ledger"
 TX_ID: Final = {"tx": r'committed_tx_id"?: ?"(\w+)"'}
@@ -91,6 +91,9 @@ HTTP: Final[tuple[Step, ...]] = (
     HangUp("blocks"),
     Listen("resumed", f"GET {PATH}/blocks/stream?{READ}&after_height=2", events=2),
     HangUp("resumed"),
+    Http(f"POST {PATH}/blocks/stream?{READ}", save=TICKET),
+    Listen("ticket", f"GET {PATH}/blocks/stream?{READ}&after=2&ticket={{{{ticket}}}}", events=2),
+    HangUp("ticket"),
     Listen("ahead", f"GET {PATH}/blocks/stream?{READ}&after_height=900"),
     Listen("other", f"GET {PATH}/blocks/stream?{READ}&after_height=1&epoch=0000000000000000"),
     Note("errors"),

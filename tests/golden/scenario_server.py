@@ -6,8 +6,10 @@ from golden.scenario_chat import message
 from golden.scenario_deltas import delta, push
 from golden.scenario_events import PATH, connect, draft, drafts, event, join, native, submit, sync
 from golden.steps import (
+    TICKET,
     Drain,
     Flood,
+    HangUp,
     Heartbeat,
     Http,
     Listen,
@@ -24,6 +26,9 @@ from golden.steps import (
 
 SERVICE: Final[tuple[Step, ...]] = (
     Http("GET /"),
+    Http("GET /", hidden="(a page)", headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}),
+    Http("GET /docs", hidden="(a page)"),
+    Http("GET /assets/docs.mjs", hidden="(a script)"),
     Http("GET /healthz"),
     Http("HEAD /healthz"),
     Http("GET /readyz"),
@@ -35,6 +40,7 @@ SERVICE: Final[tuple[Step, ...]] = (
     Http("GET /v1/none"),
     Http("POST /healthz"),
     Http("OPTIONS /v1/events"),
+    Http("FETCH /v1/events"),
     Http("PUT /v1/ledger/write"),
     Http("GET /v1/ledger/none"),
     Http("GET /v1/sync/shop/none"),
@@ -92,6 +98,16 @@ IDENTITY: Final[tuple[Step, ...]] = (
     Rpc("GetEntity", {"organization": "acme", "key": "a"}, by="not-a-token"),
     Rpc("GetEntity", {"organization": "acme", "key": "a"}, by="{{ada}}"),
     Rpc("GetEntity", {"organization": "acme", "key": "a"}, metadata=(("authorization", "Basic YTpi"),)),
+    Note("tickets for streams"),
+    Http(f"POST {PATH}/stream?partition=orders"),
+    Http(f"POST {PATH}/stream?partition=secret", by="{{ada}}"),
+    Http(f"POST {PATH}/stream?partition=orders", by="{{ada}}", save=TICKET),
+    Http(f"GET {PATH}/stream?partition=secret&ticket={{{{ticket}}}}"),
+    Http(f"GET {PATH}/stream?partition=orders&ticket=olt_forged"),
+    Http(f"GET {PATH}/stream?partition=orders&ticket={{{{ticket}}}}", by="{{ada}}"),
+    Http(f"GET {PATH}?partition=orders&ticket={{{{ticket}}}}"),
+    Listen("ticket", f"GET {PATH}/stream?partition=orders&ticket={{{{ticket}}}}"),
+    HangUp("ticket"),
     Note("WebSockets"),
     Open("none", PATH),
     Send("none", native("connect", {"client_id": "laptop"}), receive=2),

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 Json = Any
 """A value that is sent as JSON. A string is sent as is."""
+TICKET: Final = {"ticket": r'"ticket":"([^"]+)"'}
+"""Saves the ticket in an answer."""
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,7 @@ BODIES: Final = (
 # Each is sent alone, because aiohttp does not answer requests that arrive in one segment with malformed data.
 MALFORMED: Final = (
     b"POST\r\n\r\n",
+    post(WRITES[0]).replace(b"POST", b"FETCH"),
     b"\0" * 100,
     post(WRITES[0], "Content-Length: +5"),
     post(WRITES[0], "Content-Length: 5", "Content-Length: 6"),

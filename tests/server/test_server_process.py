@@ -74,7 +74,7 @@ def documented_examples(served: Serving) -> list[tuple[str, str]]:
 async def test_documented_curl_examples_work(tmp_path: Path, kind: str) -> None:
     environment = curl.environment_with(kind, ENVIRONMENT, tmp_path)
     async with serving(tmp_path, clock=ManualClock(DOCUMENTED_MS)) as served:
-        submit, read, read_next_page, follow, resume, look_up = documented_examples(served)
+        submit, read, read_next_page, follow, resume, ticket, look_up = documented_examples(served)
 
         for command, shown in (submit, read):
             assert await run_curl(command, environment) == (0, shown)
@@ -91,6 +91,11 @@ async def test_documented_curl_examples_work(tmp_path: Path, kind: str) -> None:
 
         text = await run_curl_until(resume[0], environment, "\nid: 2\n")
         assert "\nid: 1\n" not in text
+
+        status, text = await run_curl(ticket[0], environment)
+        assert (status, json.loads(text).keys()) == (0, json.loads(ticket[1]).keys())
+        address = f"{served.url}/v1/events/stream?partition=orders/1&ticket={json.loads(text)['ticket']}"
+        await run_curl_until(f"curl -s -N '{address}'", environment, "\nid: 2\n")
 
 
 @pytest.mark.parametrize("kind", curl.kinds())

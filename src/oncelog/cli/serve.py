@@ -142,6 +142,7 @@ def _format_examples(url: str, store: str, grpc_address: str = "") -> str:
 Oncelog listens on {url} and keeps its log in {store}.
 All callers on this machine have full access (development mode). Ctrl-C stops the server.
 
+The server's page, with a link to the API and forms to try it: {url}
 A chat for your browser; open it in two windows: {url}/chat
 
 In another terminal, try:

@@ -22,6 +22,7 @@ from oncelog.server import errors, logger
 from oncelog.server.apis import Apis
 from oncelog.server.audit.endpoints import SERVER_ACTOR, to_record_act
 from oncelog.server.auth.credential_files import CredentialEvent, CredentialListener
+from oncelog.server.auth.stream_tickets import StreamTickets
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.connection_limiter import ConnectionLimiter, to_connection_limits
 from oncelog.server.deltas.schemas import TableSchemas, combine_validators
@@ -71,7 +72,10 @@ class Server:
         self.log = _open_log(settings, clock, self._schemas)
         self._authenticator = new_authenticator(settings, self._clock.wall_ms)
         self._certificate = ServerCertificate(settings)
-        self._auth_gate = AuthGate(self._authenticator, self._clock, limits)
+        tickets = StreamTickets(
+            self._clock.wall_ms, limits.ticket_lifetime_ms, settings.tickets.key_file, settings.secret_check
+        )
+        self._auth_gate = AuthGate(self._authenticator, self._clock, limits, tickets)
         self.counts = self._auth_gate.counts
         self._limiter = ConnectionLimiter(
             to_connection_limits(limits, is_development=settings.development),
@@ -120,7 +124,7 @@ class Server:
         fast_routes = self.apis.ledger.list_fast_routes()
         self._http = HttpServer(settings, self._gate, self._certificate, fast_routes)
         self._tasks = BackgroundTasks()
-        loaders = [self._authenticator.reload, self._certificate.load]
+        loaders = [self._authenticator.reload, self._certificate.load, tickets.load]
         if self._schemas is not None:
             loaders.append(self._schemas.reload)
         self._reloader = Reloader(

@@ -8,6 +8,7 @@ from oncelog.errors import AuthError, CanonicalError
 from oncelog.server import logger
 from oncelog.server.auth.authenticator import Authenticator
 from oncelog.server.auth.principal import Principal
+from oncelog.server.auth.stream_tickets import StreamTickets, Ticket
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.errors import ApiError, credential_ended_error, field_error, shutdown_error
 from oncelog.server.limits import REQUESTS_BURST_SECONDS, ApiLimits
@@ -39,8 +40,11 @@ C = TypeVar("C", bound=OpenConnection)
 class AuthGate:
     """Authentication of one server: verifies credentials and limits attempts and requests."""
 
-    def __init__(self, authenticator: Authenticator, clock: Clock, limits: ApiLimits) -> None:
+    def __init__(
+        self, authenticator: Authenticator, clock: Clock, limits: ApiLimits, tickets: StreamTickets | None = None
+    ) -> None:
         self._authenticator = authenticator
+        self.tickets = tickets or StreamTickets(clock.wall_ms, limits.ticket_lifetime_ms)
         self.counts = Counts()
         self.clock = clock
         self.limits = limits
@@ -74,6 +78,26 @@ class AuthGate:
                 raise self._reject(caller.address, error.reason) from None
             self.counts.unauthenticated_requests += 1
             raise ApiError(AUTH_FAILED, str(error)) from None
+        self._admit(principal, caller)
+        return principal
+
+    def authenticate_ticket(self, text: str, caller: Caller) -> tuple[Principal, Ticket]:
+        """Return the current principal of a ticket, and its content. Raises ApiError like `authenticate`.
+
+        The caller restricts the principal to the ticket's stream (`restrict_to_ticket`).
+        """
+        try:
+            ticket = self.tickets.verify(text)
+        except AuthError as error:
+            raise self._reject(caller.address, error.reason) from None
+        principal = self.refresh_principal(ticket.to_principal())
+        if principal is None:
+            raise self._reject(caller.address, "stream ticket: its credential has expired or was revoked")
+        self._admit(principal, caller)
+        return principal, ticket
+
+    def _admit(self, principal: Principal, caller: Caller) -> None:
+        """Count a connection and a request for the principal. Raises ApiError if it sends too many requests."""
         caller.set_principal(principal)
         actor, requests = principal.actor, self._request_rates
         if not requests.allows(actor):
@@ -81,7 +105,6 @@ class AuthGate:
             message = f"requests_per_second_max is exceeded; try again in {retry_after_ms} ms"
             raise ApiError(RATE_LIMITED, message, retry_after_ms=retry_after_ms)
         requests.take(actor)
-        return principal
 
     def reject_client(self, caller: Caller, client_id: str) -> ApiError:
         """Return the error for a token that belongs to a different client, which counts as a wrong token (EV-1)."""

@@ -19,6 +19,7 @@ from msgspec import Struct
 from oncelog import error_codes
 from oncelog.errors import OncelogError
 from oncelog.server.auth.principal import Principal, parse_grants
+from oncelog.server.auth.stream_tickets import Ticket, restrict_to_ticket
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.errors import UNKNOWN_OUTCOME, UNREADABLE, ApiError, field_error, to_api_error
@@ -147,6 +148,16 @@ def parse_number(text: str, name: str) -> int:
     return int(text)
 
 
+API_DESCRIPTIONS: Final = {
+    "events": "Submit, read and follow events",
+    "ledger": "Write transactions, read their results and prove them",
+    "deltas": "Push and pull deltas of rows, and read the resulting rows",
+    "chat": "Send, read and acknowledge messages of chats, and manage their members",
+    "audit": "Read the administrative acts that the log has recorded",
+    "operators": "Check and describe the server. Only `/metrics` needs a credential",
+}
+"""Purpose of each API, by the name that `Endpoint.api` contains."""
+
 # --- operations ------------------------------------------------------------------------------------------
 
 ANONYMOUS: Final = Principal(actor="", client_id=None, grants=parse_grants())
@@ -175,6 +186,16 @@ class Parameter(Field, frozen=True, kw_only=True):
     def is_repeated(self) -> bool:
         """Whether the parameter may occur several times."""
         return self.schema.get("type") == "array"
+
+
+TICKET: Final = Parameter(
+    name="ticket",
+    schema={
+        "type": "string",
+        "description": "A ticket for this stream. It replaces the header `Authorization`, which `EventSource` cannot "
+        "send. `POST` to the same path returns one.",
+    },
+)
 
 
 class RequestBody(Struct, frozen=True, kw_only=True):
@@ -249,11 +270,16 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     """Error statuses that do not follow from the other fields."""
     is_public: bool = False
     """Whether the endpoint needs no credential."""
-    is_stream: bool = False
-    """Whether the answer is a stream, which lasts until the client closes it. Streams count towards the connection
-    limit."""
+    list_stream_names: Callable[[Call], Sequence[str]] | None = None
+    """For a stream, which lasts until the client closes it: returns the names that it reads. A ticket is bound to them.
+    Streams count towards the connection limit, and have the parameter `TICKET`."""
     serve_websocket: WebSocketHandler | None = None
     """Serves requests to upgrade to a WebSocket at the same path."""
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer is a stream."""
+        return self.list_stream_names is not None
 
 
 class EndpointRouter:
@@ -282,12 +308,17 @@ class EndpointRouter:
             return await endpoint.serve_websocket(request, self._admit_stream(request))
         caller = self._admit_stream(request) if endpoint.is_stream else self._find_caller(request)
         call = Call(request, caller, ANONYMOUS)
-        if not endpoint.is_public:
+        ticket = None
+        if endpoint.is_stream and (text := _find_ticket(request)) is not None:
+            call.principal, ticket = self._auth_gate.authenticate_ticket(text, caller)
+        elif not endpoint.is_public:
             call.principal = self._auth_gate.authenticate(get_credential(request), caller)
         if endpoint.parameters is not None:
             # Most writes have no query string to parse.
             sent = _decode_query(call, endpoint.parameters) if request.rel_url.raw_query_string else {}
             call.parameters = {one.name: _parse_parameter(call, one, sent) for one in endpoint.parameters}
+        if ticket is not None:
+            _use_ticket(endpoint, call, ticket)
         _authorize(endpoint, call)
         if endpoint.body is not None:
             await self._read_body(endpoint, endpoint.body, call)
@@ -314,7 +345,26 @@ class EndpointRouter:
         counts = self._auth_gate.counts
         counts.requests[endpoint.api, "http", "ok"] += 1
         counts.bytes_sent += len(body)
-        return web.Response(body=body, status=status, content_type=JSON, headers={"Cache-Control": "no-store"})
+        return web.Response(body=body, status=status, content_type=JSON)
+
+
+def _find_ticket(request: web.Request) -> str | None:
+    """Return the ticket of a request for a stream, or None if it has none."""
+    if TICKET.name not in request.rel_url.raw_query_string:
+        return None
+    text = next((text for name, text in parse_query(request) if name == TICKET.name), None)
+    if text is not None and "Authorization" in request.headers:
+        raise field_error(TICKET.name, "must not be combined with the header Authorization")
+    return text
+
+
+def _use_ticket(endpoint: Endpoint, call: Call, ticket: Ticket) -> None:
+    """Restrict the principal to the stream of its ticket. Raises ApiError if the ticket is for another stream."""
+    assert endpoint.list_stream_names is not None  # noqa: S101 - only streams have tickets
+    restricted = restrict_to_ticket(call.principal, ticket, endpoint.name, endpoint.list_stream_names(call))
+    if restricted is None:
+        raise field_error(TICKET.name, "is for another stream", error_codes.FORBIDDEN)
+    call.principal = restricted
 
 
 def _authorize(endpoint: Endpoint, call: Call) -> None:

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from oncelog.server.connection_limiter import Caller, Transport
 from oncelog.server.endpoint import parse_bearer
-from oncelog.server.http_protocol import RESPONSE_HEADERS
+from oncelog.server.http_protocol import DEFAULT_HEADERS, RESPONSE_HEADERS, set_headers
 from oncelog.server.limits import LONG_FRAME_BYTES
 from oncelog.server.messages import JSON
 from oncelog.server.preauth_limiter import PreauthLimiter
@@ -40,7 +40,9 @@ _SLOW_PATH_HEADERS: Final = (
     "X-Forwarded-Proto",
 )
 """A request with one of these headers is left to aiohttp."""
-_FIXED_HEADER_LINES: Final = "".join(f"{name}: {value}\r\n" for name, value in RESPONSE_HEADERS.items())
+_FIXED_HEADER_LINES: Final = "".join(
+    f"{name}: {value}\r\n" for name, value in {**RESPONSE_HEADERS, **DEFAULT_HEADERS}.items()
+)
 
 _SAMPLE_HEAD: Final = (
     b"POST %b HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer token\r\n"
@@ -195,8 +197,7 @@ class HttpFastPath:
         date = helpers.rfc822_formatted_time()
         if date != self._ok_template[0]:
             head = (
-                f"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nContent-Type: {JSON}\r\n"
-                f"Date: {date}\r\n{_FIXED_HEADER_LINES}"
+                f"HTTP/1.1 200 OK\r\nContent-Type: {JSON}\r\nDate: {date}\r\n{_FIXED_HEADER_LINES}"
             ).encode() + self._extra_headers
             self._ok_template = (date, head.replace(b"%", b"%%") + b"Content-Length: %d\r\n\r\n%b")
         return self._ok_template[1] % (len(body), body)
@@ -205,12 +206,9 @@ class HttpFastPath:
         """Encode an error response as aiohttp would."""
         body = response.body
         assert isinstance(body, bytes)  # noqa: S101 - `to_error_response` sets bytes
-        named = {
-            **response.headers,
-            "Date": helpers.rfc822_formatted_time(),
-            **RESPONSE_HEADERS,
-            "Content-Length": str(len(body)),
-        }
+        named = response.headers.copy()
+        named.update({"Date": helpers.rfc822_formatted_time(), "Content-Length": str(len(body))})
+        set_headers(named)
         lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())
         return (
             f"HTTP/1.1 {response.status} {response.reason}\r\n{lines}".encode() + self._extra_headers + b"\r\n" + body

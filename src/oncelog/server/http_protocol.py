@@ -5,14 +5,16 @@ It extends aiohttp's protocol with response headers, error responses, log lines,
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.http_exceptions import BadHttpMethod, HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import RequestHandler
+from multidict import CIMultiDict
 
 from oncelog import error_codes
 from oncelog.server.errors import SERVER_FAILURE, ApiError
@@ -21,12 +23,27 @@ from oncelog.server.rate_limiter import LogLimiter
 
 SERVER_NAME: Final = "oncelog"
 """Value of the `Server` header. It omits the version, which would tell an attacker which vulnerabilities to try."""
-RESPONSE_HEADERS: Final = {"Server": SERVER_NAME, "X-Content-Type-Options": "nosniff"}
+RESPONSE_HEADERS: Final = {
+    "Server": SERVER_NAME,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 """Headers of every response, including aiohttp's error responses. `nosniff` keeps browsers from interpreting stored
-text as HTML or a script."""
+text as HTML or a script. `no-referrer` keeps addresses, which may contain a ticket, from other sites."""
+DEFAULT_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+"""Headers of every response that does not set them itself. Pages have a policy that allows their own files."""
+_MISSING_HEADERS: Final = CIMultiDict({**RESPONSE_HEADERS, **DEFAULT_HEADERS})
+"""Headers that most responses lack."""
+del _MISSING_HEADERS["Server"]
 LOGGER_NAME: Final = "oncelog.server.http"
 MALFORMED_MESSAGE: Final = "the request is not valid HTTP"
 """A fixed text, because aiohttp's message quotes the request, which may contain the credential."""
+UNKNOWN_METHOD_MESSAGE: Final = "the server knows only the methods GET, HEAD, POST, PUT, DELETE and OPTIONS"
+_UNKNOWN_METHOD: Final = re.compile(r"b['\"][\w!#$%&*+.^`|~-]+ \S+ HTTP/1\.[01]['\"]", re.ASCII)
+"""Matches the quoted request line in aiohttp's error if only its method is wrong. Other data is not HTTP at all."""
 TOO_LONG_MESSAGE: Final = "the request line or a request header is too long"
 _CLIENT_ERRORS: Final = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 
@@ -84,18 +101,31 @@ class HttpProtocol(RequestHandler):
         """See aiohttp. The response quotes no part of the request."""
         super().handle_error(request, status, exc, message)  # logs, and raises if a response has already started
         error = SERVER_FAILURE
-        if status < web.HTTPInternalServerError.status_code:
+        if isinstance(exc, BadHttpMethod) and _UNKNOWN_METHOD.search(str(exc)):
+            error = ApiError(error_codes.UNKNOWN_METHOD, UNKNOWN_METHOD_MESSAGE)
+        elif status < web.HTTPInternalServerError.status_code:
             text = TOO_LONG_MESSAGE if isinstance(exc, LineTooLong) else MALFORMED_MESSAGE
             error = ApiError(error_codes.BAD_REQUEST, text, status=status)
         response = to_error_response(error)
-        response.headers.update(RESPONSE_HEADERS)
+        set_headers(response.headers)
         response.force_close()
         return response
 
 
+def set_headers(headers: CIMultiDict[str]) -> None:
+    """Add the headers that every response has."""
+    if "Cache-Control" in headers or "Content-Security-Policy" in headers:
+        headers.update(RESPONSE_HEADERS)
+        for name, value in DEFAULT_HEADERS.items():
+            headers.setdefault(name, value)
+    else:  # half the time of the other branch
+        headers["Server"] = SERVER_NAME  # aiohttp has set its own
+        headers.extend(_MISSING_HEADERS)
+
+
 async def add_response_headers(_: web.BaseRequest, response: web.StreamResponse) -> None:
     """Add the headers to a handler's response (`on_response_prepare`)."""
-    response.headers.update(RESPONSE_HEADERS)
+    set_headers(response.headers)
 
 
 def new_http_logger(log_limiter: LogLimiter) -> logging.Logger:

@@ -19,6 +19,7 @@ from oncelog.server.http_fast_path import FastHandler, HttpFastPath
 from oncelog.server.http_protocol import HttpProtocol, add_response_headers, new_http_logger
 from oncelog.server.limits import METRICS_CONNECTIONS_MAX
 from oncelog.server.listener import AddressLookup, Listener, bind
+from oncelog.server.pages.endpoints import Pages
 from oncelog.server.preauth_limiter import PreauthLimiter
 from oncelog.server.request_gate import Handler, RequestGate
 from oncelog.server.settings import ServerSettings
@@ -151,6 +152,7 @@ class HttpServer(HttpPort):
         settings = self._settings
         app = web.Application(client_max_size=settings.api_limits.frame_bytes_max, middlewares=[self._gate.handle])
         self._router.add_routes(app, endpoints)
+        Pages(has_docs=settings.openapi).add_routes(app)
         if settings.development:
             WebChat().add_routes(app)
         app.on_response_prepare.append(self._gate.add_cors_headers)

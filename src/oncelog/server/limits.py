@@ -36,6 +36,10 @@ TOKEN_LIFETIME_MS_DEFAULT: Final = 30 * 86_400_000
 TOKEN_TIME_S_MAX: Final = 253_402_300_799
 """The end of the year 9999. A later time is probably in milliseconds."""
 
+TICKET_CHARACTERS_MAX: Final = 16_384
+"""The server refuses a longer ticket before decoding it. A ticket contains an actor and a client id."""
+TICKET_KEY_FILE_BYTES_MAX: Final = 4096
+
 API_KEYS_MAX: Final = 10_000
 """Maximum number of keys in one file, including revoked ones."""
 API_KEYS_FILE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -83,6 +87,7 @@ _HIGHEST: Final = {
     "chat_messages_per_second_max": RATE_MAX,
     "user_chats_per_second_max": RATE_MAX,
     "user_chats_burst_max": RATE_MAX,
+    "ticket_lifetime_ms": 86_400_000,
 }
 """Highest values of the limits whose maximum is not `SETTING_NUMBER_MAX`."""
 
@@ -135,6 +140,9 @@ class ApiLimits(Struct, frozen=True, kw_only=True):
     """How long an open sync cycle may go without requesting its next page while a reply waits behind it."""
     close_wait_ms: int = 5000
     """How long an error that closes a WebSocket waits for the replies to earlier requests."""
+    ticket_lifetime_ms: int = 600_000
+    """How long a ticket for a stream is valid, unless its credential expires earlier. A browser can reconnect with it
+    until then. At most 86,400,000 (a day)."""
     auth_failures_per_minute_max: int = 60
     """Failed authentications from one address, or from one 64-bit network for IPv6. Further wrong credentials are
     answered as rate limited; valid ones are accepted. 0 switches the limit off."""

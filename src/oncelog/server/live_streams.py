@@ -1,4 +1,4 @@
-"""Streams that follow a log until the reader disconnects or the server closes them, and server-sent events."""
+"""Streams that follow a log until the reader disconnects or the server closes them, and their tickets."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
@@ -11,11 +11,18 @@ from oncelog.errors import OncelogError
 from oncelog.server import logger
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate, OpenConnections
-from oncelog.server.endpoint import Call
+from oncelog.server.endpoint import Answer, Call, Endpoint, Parameter, Reply
 from oncelog.server.errors import UNREADABLE, ApiError, credential_ended_error, encode_error, to_api_error
 from oncelog.server.http_protocol import HttpProtocol
+from oncelog.server.messages import TEXT_SCHEMA, TIMESTAMP, Schema, object_schema, schema_response
 
-SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+
+_TICKET_DESCRIPTION: Final = (
+    "For browsers, whose `EventSource` cannot send a credential. Add the ticket to the address of the stream as the "
+    "parameter `ticket`, with the same values of the parameters below. It opens only this stream, any number of times, "
+    "until it expires or the credential becomes invalid."
+)
 
 B = TypeVar("B")
 """A batch of records that the log delivers together."""
@@ -127,6 +134,29 @@ class LiveStreams(OpenConnections[LiveStream]):
             self.connections.discard(stream)
         return response
 
+    def declare_ticket(self, stream: Endpoint, name: str, parameters: tuple[Parameter, ...]) -> Endpoint:
+        """Return the operation that issues tickets for a stream, given those of its parameters that choose what to
+        read."""
+        list_names = stream.list_stream_names
+        assert list_names is not None  # noqa: S101 - it is a stream
+
+        async def issue(call: Call) -> Answer:
+            ticket = self.auth_gate.tickets.issue(call.principal, stream.name, list_names(call))
+            return Reply(201, {"ticket": ticket.text, "expires_at_ms": ticket.expires_ms})
+
+        return Endpoint(
+            method="POST",
+            path=stream.path,
+            api=stream.api,
+            name=name,
+            summary=f"Get a ticket for the stream: {stream.summary.lower()}",
+            description=_TICKET_DESCRIPTION,
+            parameters=parameters,
+            authorize=stream.authorize,
+            handle=issue,
+            responses={201: schema_response("StreamTicket", "The ticket.")},
+        )
+
     async def _send_all(
         self,
         stream: LiveStream,
@@ -166,3 +196,9 @@ class LiveStreams(OpenConnections[LiveStream]):
 def encode_event(event_id: int, data: bytes) -> bytes:
     """Encode a server-sent event."""
     return b"id: %d\ndata: %b\n\n" % (event_id, data)
+
+
+def build_schemas() -> dict[str, Schema]:
+    """Return the schema of the answer that contains a ticket."""
+    expires_at = {**TIMESTAMP, "description": "When the ticket expires, in milliseconds since 1970."}
+    return {"StreamTicket": object_schema(ticket=TEXT_SCHEMA, expires_at_ms=expires_at)}

@@ -6,18 +6,20 @@ request's schema does not restrict individual events, because an invalid event i
 """
 
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Any, Final
 
 from oncelog import error_codes
-from oncelog.server import operator_endpoints
+from oncelog.server import live_streams, operator_endpoints
 from oncelog.server.audit import endpoints as audit
 from oncelog.server.chat import codec as chat
 from oncelog.server.deltas import codec as deltas
-from oncelog.server.endpoint import Endpoint, Parameter
+from oncelog.server.endpoint import API_DESCRIPTIONS, Endpoint, Parameter
 from oncelog.server.events import native_dialect as events
 from oncelog.server.ledger import codec as ledger
 from oncelog.server.limits import ApiLimits
 from oncelog.server.messages import JSON, Schema, problem_response, problem_schema, schema_ref
+from oncelog.server.problems import PROBLEMS
 
 _DESCRIPTION: Final = """\
 An idempotent append log: submit an event any number of times; it commits once, in an order that never changes.
@@ -26,14 +28,6 @@ The WebSocket at `/v1/events` submits, reads pages and delivers committed events
 describe it. docs/reference/http.md explains these operations, docs/guides/server.md the settings and limits."""
 
 
-_TAGS: Final = {
-    "events": "Submit, read and follow events",
-    "ledger": "Write transactions, read their results and prove them",
-    "deltas": "Push and pull deltas of rows, and read the resulting rows",
-    "chat": "Send, read and acknowledge messages of chats, and manage their members",
-    "audit": "Read the administrative acts that the log has recorded",
-    "operators": "Check and describe the server. Only `/metrics` needs a credential",
-}
 _ERROR_DESCRIPTIONS: Final[Mapping[int, str]] = {
     400: "The request is malformed: `errors` names the fields. Nothing was written.",
     401: "The credential is missing, wrong, or belongs to another client. The text is always the same.",
@@ -75,12 +69,13 @@ def build_document(endpoints: Iterable[Endpoint], limits: ApiLimits) -> dict[str
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": name, "description": description} for name, description in _TAGS.items()],
+        "tags": [{"name": name, "description": description} for name, description in API_DESCRIPTIONS.items()],
         "paths": paths,
         "components": {
             "schemas": {
-                "Problem": problem_schema(),
+                "Problem": _describe_problem(),
                 **operator_endpoints.build_schemas(),
+                **live_streams.build_schemas(),
                 **events.build_schemas(limits),
                 **audit.build_schemas(),
                 **ledger.build_schemas(limits),
@@ -96,6 +91,14 @@ def build_document(endpoints: Iterable[Endpoint], limits: ApiLimits) -> dict[str
             },
         },
     }
+
+
+def _describe_problem() -> Schema:
+    """Return the schema of a problem document, with all codes. `/docs` shows them as a table."""
+    schema = problem_schema()
+    codes = [{"code": code, "status": status, "title": title} for code, (status, title) in PROBLEMS.items()]
+    schema["properties"]["code"]["x-codes"] = sorted(codes, key=itemgetter("status", "code"))
+    return schema
 
 
 def describe_endpoint(endpoint: Endpoint, limits: ApiLimits) -> Schema:

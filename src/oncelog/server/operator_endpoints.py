@@ -17,7 +17,7 @@ from oncelog import error_codes
 from oncelog.errors import OncelogError
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.chat.endpoints import WEBSOCKET_PATH
-from oncelog.server.endpoint import Call, Endpoint
+from oncelog.server.endpoint import API_DESCRIPTIONS, Call, Endpoint
 from oncelog.server.errors import ApiError
 from oncelog.server.messages import (
     JSON,
@@ -30,7 +30,11 @@ from oncelog.server.messages import (
     with_optional,
 )
 from oncelog.server.metrics import Metrics
+from oncelog.server.pages.endpoints import DOCS_PATH, PAGE_HEADERS
+from oncelog.server.pages.home import ApiSummary, render_home
 from oncelog.server.settings import ServerSettings
+from oncelog.server.web_chat.endpoints import PATH as WEB_CHAT_PATH
+from oncelog.version import __version__
 
 OperatorHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -40,6 +44,15 @@ METRICS_TIMEOUT_S: Final = 1.0
 """Longest wait for the store. After that, the metrics show the positions from the previous request."""
 READY_TIMEOUT_S: Final = 5.0
 """Longest wait for the store. After that, the server answers that it is not ready."""
+DOCUMENT_PATH: Final = "/openapi.json"
+_API_PATHS: Final = {
+    "events": "/v1/events",
+    "ledger": "/v1/ledger",
+    "deltas": "/v1/sync",
+    "chat": WEBSOCKET_PATH,
+    "audit": "/v1/audit",
+}
+"""Where the operations of each API begin."""
 PART_BYTES: Final = 16 * 1024
 """Size of the parts in which the server writes a document, each after the client has read enough of the previous ones.
 Every caller may request the document, so the server must not buffer all of it for a client that does not read."""
@@ -74,7 +87,8 @@ class OperatorEndpoints:
     def list_endpoints(self) -> list[Endpoint]:
         """Return the endpoints of the server's main port."""
         settings = self.get_settings()
-        hello = {200: schema_response("Hello", "Version of the protocol and paths of the APIs.")}
+        hello = {200: schema_response("Hello", "Version of the protocol and paths. Browsers get a page instead.")}
+        hello[200]["content"]["text/html"] = {"schema": TEXT_SCHEMA}
         health = {200: schema_response("Health", "The process is running.")}
         ready = {
             200: schema_response("Ready", "The server is ready."),
@@ -94,22 +108,50 @@ class OperatorEndpoints:
         if settings.openapi:
             document = {200: json_response("The document.", {"type": "object"})}
             endpoints.append(
-                _new_endpoint("/openapi.json", "describe", "Read this document", document, self._serve_document)
+                _new_endpoint(DOCUMENT_PATH, "describe", "Read this document", document, self._serve_document)
             )
         return endpoints
 
-    async def _serve_hello(self, _: web.Request) -> web.Response:
-        """Answer with the protocol version and the paths of the APIs."""
-        return web.json_response(
-            {
-                "oncelog": error_codes.PROTOCOL_VERSION,
-                "events": "/v1/events",
-                "ledger": "/v1/ledger",
-                "deltas": "/v1/sync",
-                "chat": WEBSOCKET_PATH,
-                "health": "/readyz",
-            }
+    async def _serve_hello(self, request: web.Request) -> web.Response:
+        """Answer with the protocol version and the paths, as a page if the client prefers HTML."""
+        before, html, _ = request.headers.get("Accept", "").partition("text/html")
+        prefers_page = bool(html) and JSON not in before
+        response = self._render_home() if prefers_page else web.json_response(self._describe_server())
+        response.headers["Vary"] = "Accept"
+        return response
+
+    def _describe_server(self) -> dict[str, str]:
+        settings = self.get_settings()
+        return {
+            "oncelog": error_codes.PROTOCOL_VERSION,
+            **_API_PATHS,
+            "health": "/readyz",
+            **({"openapi": DOCUMENT_PATH, "docs": DOCS_PATH} if settings.openapi else {}),
+            **({"web_chat": WEB_CHAT_PATH, "version": __version__} if settings.development else {}),
+        }
+
+    def _render_home(self) -> web.Response:
+        """Return the landing page. Only a server in development mode, which is local, shows the package's version."""
+        settings = self.get_settings()
+        apis = [
+            ApiSummary(name=name, path=path, description=API_DESCRIPTIONS[name]) for name, path in _API_PATHS.items()
+        ]
+        links = {
+            **({"API documentation": DOCS_PATH, "OpenAPI document": DOCUMENT_PATH} if settings.openapi else {}),
+            **({"Web chat": WEB_CHAT_PATH} if settings.development else {}),
+            "Health": "/healthz",
+            "Readiness": "/readyz",
+        }
+        version = f"Protocol {error_codes.PROTOCOL_VERSION}"
+        if settings.development:
+            version = f"Oncelog {__version__}, protocol {error_codes.PROTOCOL_VERSION}"
+        page = render_home(
+            version,
+            apis,
+            {name: path.removeprefix("/") for name, path in links.items()},
+            is_development=settings.development,
         )
+        return web.Response(text=page, content_type="text/html", headers=PAGE_HEADERS)
 
     async def _serve_healthz(self, _: web.Request) -> web.Response:
         """Answer that the process is running."""
@@ -174,11 +216,14 @@ class _PartedBody(BytesPayload):
 
 def build_schemas() -> dict[str, Schema]:
     """Return the schemas of the operator endpoints' answers."""
-    names = ("oncelog", "events", "ledger", "deltas", "chat", "health")
+    names = ("oncelog", *_API_PATHS, "health")
+    optional = ("openapi", "docs", "web_chat", "version")
     ready = object_schema(status={"const": "ok"}, epoch=TEXT_SCHEMA, last_committed_id=integer_schema())
     read_only = {**TEXT_SCHEMA, "description": "The reason why the log accepts no new writes, if any."}
     return {
-        "Hello": object_schema(**dict.fromkeys(names, TEXT_SCHEMA)),
+        "Hello": with_optional(
+            object_schema(**dict.fromkeys(names, TEXT_SCHEMA)), **dict.fromkeys(optional, TEXT_SCHEMA)
+        ),
         "Health": object_schema(status=TEXT_SCHEMA),
         "Ready": with_optional(ready, read_only=read_only),
     }

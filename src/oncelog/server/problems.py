@@ -29,6 +29,7 @@ PROBLEMS: Final = {
     error_codes.NOT_FOUND: (404, "No such record"),
     error_codes.UNKNOWN_PATH: (404, "No such path"),
     error_codes.METHOD_NOT_ALLOWED: (405, "Method not allowed for this path"),
+    error_codes.UNKNOWN_METHOD: (501, "No such method"),
     error_codes.HISTORY_CHANGED: (409, "Cursor from another history"),
     error_codes.CLOCK_DRIFT: (409, "Clock too far ahead"),
     error_codes.LAST_OWNER: (409, "A chat needs an owner"),

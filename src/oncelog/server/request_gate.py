@@ -168,7 +168,8 @@ class RequestGate:
             response.headers["Access-Control-Allow-Origin"] = origin
             response.headers["Access-Control-Expose-Headers"] = "Retry-After"
         if self._allowed_origins:
-            response.headers["Vary"] = "Origin"
+            vary = response.headers.get("Vary")
+            response.headers["Vary"] = "Origin" if vary is None else f"{vary}, Origin"
 
     # --- callers
 

@@ -171,6 +171,14 @@ class ApiKeySettings(Struct, frozen=True, kw_only=True):
     """The key file. Without it the server accepts no API keys."""
 
 
+class TicketSettings(Struct, frozen=True, kw_only=True):
+    """Tickets for streams, which replace the credentials of browsers."""
+
+    key_file: str | None = None
+    """File with a secret of at least 32 bytes. Servers with the same file accept each other's tickets, and tickets from
+    before a restart. Without it, each process has a random key. SIGHUP reloads it."""
+
+
 class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
     """All settings, checked individually and together. The table `limits` is two structs: engine and APIs."""
 
@@ -180,6 +188,7 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
     tls: TlsSettings = TlsSettings()
     tokens: TokenSettings | None = None
     api_keys: ApiKeySettings = ApiKeySettings()
+    tickets: TicketSettings = TicketSettings()
     engine_limits: Limits = Limits()
     api_limits: ApiLimits = ApiLimits()
 
@@ -271,6 +280,7 @@ _PARTS: Final[Mapping[str, tuple[str, Any]]] = {
     # individually.
     "tokens": ("tokens.", TokenSettings(algorithms=("EdDSA",), key_files=(KeyFile("keys", KeyKind.PEM),))),
     "api_keys": ("api_keys.", ApiKeySettings()),
+    "tickets": ("tickets.", TicketSettings()),
     "api_limits": ("limits.", ApiLimits()),
     "engine_limits": ("limits.", Limits()),
 }

@@ -6,6 +6,7 @@ from pathlib import Path
 from subprocess import run as run_command
 from typing import Final
 
+from oncelog.server.pages import STATIC_DIRECTORY as PAGES_DIRECTORY
 from oncelog.server.web_chat.endpoints import STATIC_DIRECTORY
 from server.running_server import serving
 
@@ -53,10 +54,12 @@ def test_page_never_parses_text_as_html() -> None:
             assert word not in text, (file.name, word)
 
 
-def test_wheel_contains_the_page(tmp_path: Path) -> None:
+def test_wheel_contains_the_pages(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
     run_command(command, check=True, capture_output=True, cwd=ROOT)  # noqa: S603
     [wheel] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {f"oncelog/server/web_chat/static/{one.name}" for one in STATIC_DIRECTORY.iterdir()} <= names
+    assert {f"oncelog/server/pages/static/{one.name}" for one in PAGES_DIRECTORY.iterdir()} <= names
+    assert "oncelog/server/pages/home.html" in names

@@ -3,7 +3,7 @@
 A grant lists the partitions that an identity may read, write and audit, by exact name or by prefix.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -145,6 +145,11 @@ def _parse_partitions(texts: Sequence[str], path: str) -> _PartitionSet:
             path, f"must have at most {GRANTS_MAX} different entries, not {len(names) + len(prefixes)}"
         )
     return _PartitionSet(frozenset(names), tuple(sorted(prefixes)))
+
+
+def new_read_grants(names: Iterable[str]) -> Grants:
+    """Return the right to read exactly these partitions. An asterisk in a name is an ordinary character."""
+    return Grants(readable=_PartitionSet(frozenset(map(nfc, names))))
 
 
 EVERYTHING: Final = parse_grants([WILDCARD], [WILDCARD], [WILDCARD])

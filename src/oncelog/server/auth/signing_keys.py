@@ -6,7 +6,6 @@ token selects among the keys of its algorithm, never an algorithm for a key.
 
 import enum
 import hmac
-import secrets
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
@@ -48,7 +47,7 @@ _KEY_ERRORS: Final = (JoseError, ValueError, TypeError, KeyError, AttributeError
 
 PlainText = Annotated[str, Meta(pattern=r"^[^\0]+\Z")]
 """A non-empty string in a settings file, without U+0000."""
-_DIGEST_KEY: Final = secrets.token_bytes(32)
+_DIGEST_KEY: Final = b"oncelog signing key"
 
 
 class KeyKind(enum.Enum):
@@ -78,7 +77,8 @@ class SigningKey(Struct, frozen=True):
     key_id: str | None
     key: Key
     digest: bytes = b""
-    """Identifies the key within this process, by algorithm, id and material. It reveals nothing about a secret."""
+    """Identifies the key by algorithm, id and material, in every process. Only encrypted tickets contain it, because a
+    digest helps to guess a weak secret."""
 
     def __post_init__(self) -> None:
         material = self.key.raw_value if isinstance(self.key, OctKey) else self.key.thumbprint().encode()

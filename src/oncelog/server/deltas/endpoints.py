@@ -14,9 +14,10 @@ from oncelog.server.api_service import EPOCH_PARAMETER, path_parameter, resume_p
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.deltas import codec
 from oncelog.server.deltas.codec import DELTA_ID, IDENTIFIER
-from oncelog.server.deltas.service import DeltasService
+from oncelog.server.deltas.service import DeltasService, parse_gateway
 from oncelog.server.deltas.session import DeltasSession
 from oncelog.server.endpoint import (
+    TICKET,
     Call,
     Endpoint,
     Parameter,
@@ -106,6 +107,24 @@ class DeltasEndpoints:
             authorize=lambda call: service.check_readable(call["gateway"], call.principal),
         )
         write = partial(Endpoint, method="POST", api="deltas", parameters=(_GATEWAY_PARAMETER,))
+        follow = read(
+            path=f"{PATH}live",
+            name="followDeltas",
+            summary="Follow deltas",
+            description=(
+                "Server-sent events. The first is `connected`, with the epoch; then every delta after the cursor, "
+                "and new deltas as they are committed. The id of a delta is its `sequence`, so browsers resume "
+                "automatically. An event `snapshot` means that the cursor is older than the compaction. An event "
+                "`error` gives the reason why the server ends the stream. The same path also serves a WebSocket "
+                "(docs/reference/deltas.md)."
+            ),
+            parameters=(_GATEWAY_PARAMETER, *_CURSOR_PARAMETERS, resume_parameter("sequence"), TICKET),
+            handle=self._follow,
+            responses={200: SSE_RESPONSE},
+            errors=(409,),
+            list_stream_names=lambda call: [parse_gateway(call["gateway"])],
+            serve_websocket=self._serve_websocket,
+        )
         return [
             write(
                 path=f"{PATH}push",
@@ -208,24 +227,8 @@ class DeltasEndpoints:
                 responses={200: schema_response("Snapshot", "A page.")},
                 errors=(409,),
             ),
-            read(
-                path=f"{PATH}live",
-                name="followDeltas",
-                summary="Follow deltas",
-                description=(
-                    "Server-sent events. The first is `connected`, with the epoch; then every delta after the cursor, "
-                    "and new deltas as they are committed. The id of a delta is its `sequence`, so browsers resume "
-                    "automatically. An event `snapshot` means that the cursor is older than the compaction. An event "
-                    "`error` gives the reason why the server ends the stream. The same path also serves a WebSocket "
-                    "(docs/reference/deltas.md)."
-                ),
-                parameters=(_GATEWAY_PARAMETER, *_CURSOR_PARAMETERS, resume_parameter("sequence")),
-                handle=self._follow,
-                responses={200: SSE_RESPONSE},
-                errors=(409,),
-                is_stream=True,
-                serve_websocket=self._serve_websocket,
-            ),
+            follow,
+            self.streams.declare_ticket(follow, "createDeltasTicket", (_GATEWAY_PARAMETER,)),
             write(
                 path=f"{PATH}compact",
                 name="compactDeltas",

@@ -10,7 +10,7 @@ from oncelog.core.limits import PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
 from oncelog.core.values import Record, Verdict
 from oncelog.server.api_service import EPOCH_PARAMETER, path_parameter, resume_parameter
 from oncelog.server.auth.principal import Principal
-from oncelog.server.endpoint import Call, Endpoint, Parameter, RequestBody, WebSocketHandler, parse_number
+from oncelog.server.endpoint import TICKET, Call, Endpoint, Parameter, RequestBody, WebSocketHandler, parse_number
 from oncelog.server.events.dialect import Submit, Sync, find_request_error, merge_results, select_submissions
 from oncelog.server.events.hub import is_event
 from oncelog.server.events.native_dialect import UUID_SCHEMA, declare_submission, decode_partitions, to_submit
@@ -63,8 +63,53 @@ class EventsEndpoints:
         """Return the endpoint declarations."""
         service = self._service
         limit = service.page_sizes.to_parameter("Maximum number of events in the page.")
-
+        follow = Endpoint(
+            method="GET",
+            path="/v1/events/stream",
+            api="events",
+            name="follow",
+            summary="Follow events",
+            description=(
+                "Server-sent events. The first is `connected`, with the epoch; then every event after the cursor, "
+                "and new events as they are committed. The id of an event is its `committed_id`, so browsers "
+                "resume automatically. The server sends a comment when the stream is idle. An event `error` gives "
+                "the reason why the server ends the stream; a server that stops ends it without one."
+            ),
+            parameters=(*_SCOPE_PARAMETERS, resume_parameter("committed_id"), TICKET),
+            authorize=self._authorize_read,
+            handle=self._follow,
+            responses={200: SSE_RESPONSE},
+            errors=(409,),
+            list_stream_names=lambda call: call["partition"],
+        )
         return [
+            Endpoint(
+                method="POST",
+                path="/v1/events",
+                api="events",
+                name="submit",
+                summary="Submit events",
+                description=(
+                    "The server commits each event once. A retry gets the first answer again. A rejected event does "
+                    "not affect the others. A request that repeats an id is refused as a whole."
+                ),
+                body=RequestBody(
+                    schema="Submission",
+                    decode=self._decode,
+                    example={
+                        "events": [
+                            {
+                                "id": _EVENT_ID,
+                                "partitions": ["orders/1"],
+                                "event": {"type": "order.placed", "total": 12},
+                            }
+                        ]
+                    },
+                ),
+                handle=self._submit,
+                responses={200: schema_response("Results", "Outcome of each event, in the order of the request.")},
+                errors=(507,),
+            ),
             Endpoint(
                 method="GET",
                 path="/v1/events",
@@ -112,52 +157,8 @@ class EventsEndpoints:
                 responses={200: schema_response("EventOutcome", "Outcome of the event.")},
                 errors=(404,),
             ),
-            Endpoint(
-                method="POST",
-                path="/v1/events",
-                api="events",
-                name="submit",
-                summary="Submit events",
-                description=(
-                    "The server commits each event once. A retry gets the first answer again. A rejected event does "
-                    "not affect the others. A request that repeats an id is refused as a whole."
-                ),
-                body=RequestBody(
-                    schema="Submission",
-                    decode=self._decode,
-                    example={
-                        "events": [
-                            {
-                                "id": _EVENT_ID,
-                                "partitions": ["orders/1"],
-                                "event": {"type": "order.placed", "total": 12},
-                            }
-                        ]
-                    },
-                ),
-                handle=self._submit,
-                responses={200: schema_response("Results", "Outcome of each event, in the order of the request.")},
-                errors=(507,),
-            ),
-            Endpoint(
-                method="GET",
-                path="/v1/events/stream",
-                api="events",
-                name="follow",
-                summary="Follow events",
-                description=(
-                    "Server-sent events. The first is `connected`, with the epoch; then every event after the cursor, "
-                    "and new events as they are committed. The id of an event is its `committed_id`, so browsers "
-                    "resume automatically. The server sends a comment when the stream is idle. An event `error` gives "
-                    "the reason why the server ends the stream; a server that stops ends it without one."
-                ),
-                parameters=(*_SCOPE_PARAMETERS, resume_parameter("committed_id")),
-                authorize=self._authorize_read,
-                handle=self._follow,
-                responses={200: SSE_RESPONSE},
-                errors=(409,),
-                is_stream=True,
-            ),
+            follow,
+            self.streams.declare_ticket(follow, "createEventsTicket", (_PARTITION_PARAMETER,)),
         ]
 
     # --- submit

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from oncelog.proof import encode, proof_document
 from oncelog.server import http_fast_path
 from oncelog.server.api_service import resume_parameter
-from oncelog.server.endpoint import Answer, Call, Endpoint, Parameter, RequestBody, parse_number
+from oncelog.server.endpoint import TICKET, Answer, Call, Endpoint, Parameter, RequestBody, parse_number
 from oncelog.server.errors import ApiError
 from oncelog.server.ledger import codec, reads
 from oncelog.server.ledger.reads import Read
-from oncelog.server.ledger.service import LedgerService
+from oncelog.server.ledger.service import LedgerService, parse_scope
 from oncelog.server.ledger.values import Members, Write, WriteAnswer
 from oncelog.server.live_streams import LiveStreams, encode_event
 from oncelog.server.messages import SSE_RESPONSE, TEXT_SCHEMA, integer_schema, schema_response
@@ -38,48 +38,51 @@ class LedgerEndpoints:
     def list_endpoints(self) -> list[Endpoint]:
         """Return the endpoint declarations."""
         batch = {"organization": "acme", "sequence": 2, "writes": [{"operations": _EXAMPLE["operations"]}]}
+        watch = Endpoint(
+            method="GET",
+            path=f"{PATH}blocks/stream",
+            api="ledger",
+            name="watchBlocks",
+            summary="Follow blocks",
+            description=(
+                "Server-sent events: every block of the scope's lane after a height, and new blocks as they are "
+                "committed, each once and in order. The id of a block is its height, so browsers resume "
+                "automatically."
+            ),
+            parameters=(
+                *_SCOPE_PARAMETERS,
+                Parameter(
+                    name="after",
+                    schema={**integer_schema("Cursor: the answer has blocks above this height."), "default": 0},
+                    decode=parse_number,
+                    default=0,
+                    previous_name="after_height",
+                ),
+                Parameter(
+                    name="epoch",
+                    schema={
+                        **TEXT_SCHEMA,
+                        "description": "Epoch of the block with that height. A different epoch gets 409.",
+                    },
+                    default="",
+                ),
+                resume_parameter("height", "after"),
+                TICKET,
+            ),
+            authorize=partial(_authorize, reads.BLOCKS),
+            handle=self._follow_blocks,
+            responses={200: SSE_RESPONSE},
+            errors=(409,),
+            list_stream_names=lambda call: [parse_scope(call["organization"], call["vault"])],
+        )
         return [
             self._declare_write("write", "write", "Write", "a transaction", codec.decode_write, _EXAMPLE),
             self._declare_write(
                 "batch-write", "batchWrite", "BatchWrite", "several writes as one", codec.decode_batch, batch
             ),
             *self._declare_reads(),
-            Endpoint(
-                method="GET",
-                path=f"{PATH}blocks/stream",
-                api="ledger",
-                name="watchBlocks",
-                summary="Follow blocks",
-                description=(
-                    "Server-sent events: every block of the scope's lane after a height, and new blocks as they are "
-                    "committed, each once and in order. The id of a block is its height, so browsers resume "
-                    "automatically."
-                ),
-                parameters=(
-                    *_SCOPE_PARAMETERS,
-                    Parameter(
-                        name="after",
-                        schema={**integer_schema("Cursor: the answer has blocks above this height."), "default": 0},
-                        decode=parse_number,
-                        default=0,
-                        previous_name="after_height",
-                    ),
-                    Parameter(
-                        name="epoch",
-                        schema={
-                            **TEXT_SCHEMA,
-                            "description": "Epoch of the block with that height. A different epoch gets 409.",
-                        },
-                        default="",
-                    ),
-                    resume_parameter("height", "after"),
-                ),
-                authorize=partial(_authorize, reads.BLOCKS),
-                handle=self._follow_blocks,
-                responses={200: SSE_RESPONSE},
-                errors=(409,),
-                is_stream=True,
-            ),
+            watch,
+            self.streams.declare_ticket(watch, "createBlocksTicket", _SCOPE_PARAMETERS),
         ]
 
     def list_fast_routes(self) -> dict[str, http_fast_path.FastHandler]:

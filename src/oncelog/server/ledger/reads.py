@@ -13,10 +13,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX
+from oncelog.core.identity import compute_lane
+from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX, LANES_DEFAULT
 from oncelog.core.operations import Entity
 from oncelog.core.policy import LEDGER
-from oncelog.core.transactions import decode_operations, format_tx_id, parse_tx_id
+from oncelog.core.transactions import decode_operations, format_tx_id, ledger_scope, parse_tx_id
 from oncelog.core.values import Record
 from oncelog.engine.read_results import Proven
 from oncelog.error_codes import HISTORY_CHANGED, NOT_FOUND
@@ -149,8 +150,9 @@ TX_ID: Final = Parameter(
     decode=new_decoder(parse_tx_id, "must have 16 hexadecimal digits, in lower case"),
     default="",
     is_required=True,
-    example=format_tx_id(1, 1),
+    example=format_tx_id(compute_lane(ledger_scope(_NAME_EXAMPLES["organization"]), LANES_DEFAULT), 1),
 )
+"""The example is the first transaction of the example organization in a new log."""
 IDEMPOTENCY_KEY: Final = Parameter(
     name="idempotency_key",
     schema={**IDEMPOTENCY_KEY_SCHEMA, "description": "Key of the transaction, instead of `tx_id`."},

@@ -1,0 +1,3 @@
+from server.web_chat.chromium import chromium
+
+__all__ = ["chromium"]
