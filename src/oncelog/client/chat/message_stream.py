@@ -63,7 +63,7 @@ class MessageStream:
             return
         for chat_id in found:
             place, generation = self._cursors[chat_id]
-            # Read this before the page, because it may grow in the meantime.
+            # Read `complete_to` before the page, because it may grow while the page is read.
             complete_to = self._runtime.progress[chat_id].complete_to
             page = await self._runtime.call_store(
                 self._runtime.store.load_messages_after, chat_id, place, complete_to, PAGE_MESSAGES
