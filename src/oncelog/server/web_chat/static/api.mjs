@@ -1,7 +1,7 @@
 // Client of the Chat API over HTTP, for chats, members and older messages. In development mode a name is a credential.
 
 // The keeper is the user that creates the lobby, greets visitors and adds them as members. This is not a feature of the server,
-// where only members can add users to a chat: the page sends these requests under the keeper's name, which works only in
+// where only owners can add users to a chat: the page sends these requests under the keeper's name, which works only in
 // development mode.
 export const LOBBY = "lobby";
 export const KEEPER = "doorkeeper";
