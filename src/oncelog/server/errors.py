@@ -38,7 +38,7 @@ UNREADABLE: Final = "the log cannot be read at the moment; try again"
 
 
 class ApiError(Exception):
-    """An error that the server answers a request with. The client receives `message`, which must contain no secret."""
+    """An error that the server sends as an answer. The client receives `message`, which must contain no secret."""
 
     reply_to: Any = None
     """The ids of the WebSocket message, which the error repeats so that the client can match it with its request."""

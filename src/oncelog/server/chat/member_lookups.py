@@ -1,8 +1,8 @@
 """Live delivery to users with more chats than the hub keeps in memory.
 
-The hub keeps the chats of each user with at most `live_chats_max` of them. Other users can add a user to any number of
-chats, so the limit must not determine which chats are delivered. For users above the limit, the hub asks the store once
-per chat which of these users are members, and caches the answers for the most recently used chats.
+The hub keeps all chats of a user in memory if there are at most `live_chats_max`. Other users can add a user to any
+number of chats, so the limit must not determine which chats are delivered. For users above the limit, the hub asks the
+store once per chat which of these users are members, and caches the answers for the most recently used chats.
 
 Until the answer arrives, the hub keeps only the range of the new messages. Keeping the messages themselves could
 exhaust memory or a limit that users share. The members in the answer then receive the range from the store and follow
@@ -67,7 +67,7 @@ class _PendingChat:
     queried: dict[str, int] = field(default_factory=dict)
     """The users in the query, with their numbers."""
     covered: int = 0
-    """The newest user's number when the query began."""
+    """Number of the newest user when the query began."""
     queried_last: int = 0
     """Value of `last` when the query began. Users who connected later need the messages after it."""
     queried_changes: int = 0

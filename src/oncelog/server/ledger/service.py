@@ -112,7 +112,7 @@ class LedgerService(ApiService):
         return await asyncio.shield(answered)  # the write is in flight even if its caller is gone
 
     def write_nowait(self, request: Write, principal: Principal, answer: OnAnswer, fail: OnFailure) -> None:
-        """Commit a transaction without a task. Raises ApiError, or calls `answer` or `fail` immediately or later."""
+        """Commit a transaction without creating a task. Raises ApiError, or calls `answer` or `fail` now or later."""
         submission = self.to_submission(request, principal)
         pending = _PendingWrite(self, submission, principal, request.is_batch, answer, fail)
         try:
