@@ -23,7 +23,7 @@ from oncelog.storage.clock import Clock
 from oncelog.storage.store import BatchResult, Store
 
 SHRINK_DIVISOR: Final = 64
-"""A full answer cache drops this fraction of its entries at a time."""
+"""A full answer cache drops one of this many entries at a time, the oldest first."""
 ERASURES_POLL_MS: Final = 1000
 """Interval between polls for erasures by other processes, while a cache has entries."""
 _RESULT_OVERHEAD_BYTES: Final = 600

@@ -22,7 +22,7 @@ from typing import Final
 RETURNING_CALLERS_MIN: Final = 16
 """A batch waits only if the previous commit had at least this many callers."""
 RETURN_WINDOW_S: Final = 0.01
-"""Time after a commit in which a submission counts as a returning caller."""
+"""Time after a commit during which the caller of a new submission counts as a returning caller."""
 IDLE_GAP_S: Final = 0.001
 """Idle gap that ends the wait."""
 IDLE_GAP_BUSY_S: Final = 0.002
@@ -36,8 +36,7 @@ BATCH_ITEMS_TARGET: Final = 64
 PIPELINE_CALLERS_MIN: Final = 2 * BATCH_ITEMS_TARGET
 """Pipelining starts with this many callers, so that each half reaches `BATCH_ITEMS_TARGET`."""
 FAST_COMMIT_RATIO: Final = 3
-"""A commit is fast if the thread is idle during it for less than this multiple of the time it takes to send the
-answers.
+"""A commit is fast if it leaves the thread idle for less than this multiple of the time it takes to send the answers.
 
 A fast commit spends most of its time writing, not syncing, so half as many items take about half the time.
 """

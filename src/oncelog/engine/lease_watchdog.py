@@ -27,12 +27,12 @@ LATE_ROUNDS: Final = 2
 """The event loop counts as blocked after this many round intervals without a round. At that point, half of the lease
 duration is left."""
 LATE_S_MIN: Final = 0.05
-"""Round delay that is normal on a busy machine. Leases below a tenth of a second are too short to renew."""
+"""Round delay that is normal on a busy machine. Leases below a tenth of a second cannot be renewed in time."""
 RETRIES_PER_LEASE: Final = 8
 """Attempts per lease duration while the second store fails."""
 PAUSE_S_MIN: Final = 0.001
-"""Margin added to the thread's sleep. Without it the thread could wake just before the round is late and see no blocked
-loop."""
+"""Margin added to the thread's sleep. Without it the thread could wake just before the round is late and conclude that
+the event loop is not blocked."""
 
 
 class LeaseGroup:

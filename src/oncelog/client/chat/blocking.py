@@ -179,7 +179,7 @@ class BlockingChatClient(BlockingBaseClient):
     def lines(self, chat_id: str, *, before: int | None = None, count: int = LINES_DEFAULT) -> list[Line]:
         """Like `ChatClient.lines`.
 
-        Return a chat for a user interface: the last messages, then the user's messages that are not committed yet.
+        Return the lines of a chat: the last messages, then the user's messages that are not committed yet.
 
         A pending message moves to its place in the chat once the server has committed it. With `before`, return only
         messages before that sequence.

@@ -205,7 +205,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
             self._runtime.mark_received(chat_id, min(sequence, shown.complete_to), shown.generation)
 
     async def lines(self, chat_id: str, *, before: int | None = None, count: int = LINES_DEFAULT) -> list[Line]:
-        """Return a chat for a user interface: the last messages, then the user's messages that are not committed yet.
+        """Return the lines of a chat: the last messages, then the user's messages that are not committed yet.
 
         A pending message moves to its place in the chat once the server has committed it. With `before`, return only
         messages before that sequence.

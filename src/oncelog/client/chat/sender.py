@@ -31,7 +31,7 @@ class ChatPhase(Enum):
 
 
 class Work(Enum):
-    """Kinds of work that `tick` does when it is due."""
+    """Kinds of work that `tick` does."""
 
     SYNC = "sync"
     SEND = "send"

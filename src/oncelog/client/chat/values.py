@@ -250,7 +250,7 @@ class Delivery(Struct, frozen=True):
 class Membership(Struct, frozen=True):
     """A member was added to a chat, left it, or was given a different role.
 
-    A new chat is reported by an update about the client's own user.
+    An update about the client's own user also reports a new chat.
     """
 
     chat_id: str

@@ -38,7 +38,7 @@ RETENTION_MS: Final = 23 * 3600 * 1000
 """The server cannot have evicted a write that is younger than this: 24 hours, less one hour for clock skew."""
 
 STATE_VALID_MS: Final = 60_000
-"""How long a client state counts as current when old writes are sent."""
+"""Age up to which the client state counts as current. Before an old write is sent, the state must be current."""
 WINDOW_MIN: Final = 4
 """Refusals never reduce the number of writes that may be in flight below this."""
 

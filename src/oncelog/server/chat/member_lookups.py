@@ -48,7 +48,7 @@ class LookupReceiver(Protocol):
         """Send membership changes, each paired with its user, and make the named users follow the chat."""
 
     def unfollow_chat(self, scope: str) -> None:
-        """Make all looked-up users leave the chat."""
+        """Make all looked-up users stop following the chat."""
 
     def disconnect_users(self, names: Collection[str], error: Exception) -> None:
         """Disconnect users who missed messages. Their clients reconnect and sync."""
@@ -174,7 +174,7 @@ class MemberLookups:
     # --- chats without an answer
 
     def add_message(self, scope: str, sequence: int, sender: object | None) -> None:
-        """Queue a message in an uncovered chat for all members except the sender."""
+        """Queue a message, for all members except the sender, until the chat has a valid answer."""
         chat = self._get_pending(scope)
         if not chat.last:
             chat.after = chat.queried_last = sequence - 1
@@ -185,7 +185,7 @@ class MemberLookups:
         self._start()
 
     def add_change(self, scope: str, member: str, frame: bytes) -> None:
-        """Queue a membership change in an uncovered chat for the other members."""
+        """Queue a membership change, for the other members, until the chat has a valid answer."""
         self._get_pending(scope).changes.append((member, frame))
         self._size += 1
         self._start()

@@ -68,7 +68,7 @@ export class Api {
     return (await this.#call("GET", `${path(chatId, "messages")}?${query}`)).messages;
   }
 
-  // Add the visitor to the lobby, in the keeper's name. Creates the lobby if it does not exist.
+  // Add the visitor to the lobby, under the keeper's name. Creates the lobby if it does not exist.
   async enterLobby() {
     const lobby = await this.create(LOBBY, [`user:${this.name}`], KEEPER);
     if (lobby.last_sequence > 0) return;
