@@ -151,7 +151,7 @@ _ERRORS: Final[Mapping[type[OncelogError], tuple[str, str]]] = {
     MovedError: (SERVER_ERROR, "the log has been moved; nothing was written here"),
     ClosedError: (SERVER_ERROR, "the server is stopping; send the request again"),
 }
-"""Code and message for log errors after which a retry of the same request can succeed."""
+"""Code and message for each error of the log after which a retry of the same request can succeed."""
 
 
 def to_api_error(error: BaseException, default_message: str = UNKNOWN_OUTCOME) -> ApiError:

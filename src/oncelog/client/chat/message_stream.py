@@ -22,7 +22,7 @@ class MessageStream:
         self._chat_id = chat_id
         self._after = after
         self._cursors: dict[str, tuple[int, int]] = {}
-        """Sequence of the last message read and generation of the history, by chat."""
+        """Last sequence that the stream has read, and the generation of the history, by chat."""
         self._buffer: deque[Message] = deque()
         self._unacknowledged: Message | None = None
         self._is_over = False

@@ -177,7 +177,7 @@ class LedgerService(ApiService):
     def _to_replay_answer(
         self, submission: Submission, receipt: Receipt | None, *, erased: bool, is_batch: bool
     ) -> WriteAnswer:
-        """Return the first answer if it is in memory and not a batch's, otherwise ALREADY_COMMITTED with the position.
+        """Return the first answer if it is in memory (never for a batch), or ALREADY_COMMITTED with the position.
 
         See LG-10, LG-11 and LG-17.
         """
