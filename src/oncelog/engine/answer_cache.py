@@ -1,7 +1,7 @@
-"""Answer caches: retries of recent writes and repeated calls are answered without accessing the store.
+"""Caches that answer retries of recent writes and repeated calls without accessing the store.
 
 An entry is added only once its write is durable. A cache serves an entry only while the log certainly remembers its
-key: it considers only the entry's age, which is stricter than any eviction.
+key. It decides by the entry's age alone, which is stricter than any eviction.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from oncelog.storage.clock import Clock
 from oncelog.storage.store import BatchResult, Store
 
 SHRINK_DIVISOR: Final = 64
-"""A full answer cache drops this fraction of its entries at a time."""
+"""A full answer cache drops one of this many entries at a time, the oldest first."""
 ERASURES_POLL_MS: Final = 1000
 """Interval between polls for erasures by other processes, while a cache has entries."""
 _RESULT_OVERHEAD_BYTES: Final = 600
@@ -46,7 +46,7 @@ class _RetentionCache:
     def __init__(self, ttl_ms: int) -> None:
         self._ttl_ms = ttl_ms
         self.log_time_ms = 0
-        """Newest known log time. With it, forgotten keys remain forgotten even if the clock is set back."""
+        """Newest known log time, so that forgotten keys remain forgotten even if the clock is set back."""
 
     def advance(self, log_time_ms: int) -> None:
         """Record a newer log time."""
@@ -75,11 +75,11 @@ class AnswerCache(_RetentionCache):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the cache holds neither answers nor proof data, so that an erasure need not clear it."""
+        """Whether the cache holds neither answers nor proof data. An erasure need not clear an empty cache."""
         return not self.answers and not self._blocks
 
     def get(self, policy: Policy, identity: KeyIdentity, now_ms: int) -> Remembered | None:
-        """Return the answer for an identity, or None unless it is cached and certainly not forgotten."""
+        """Return the answer for an identity, or None if it is not cached or the log may have forgotten it."""
         remembered = self.answers.pop(identity, None)
         if remembered is None or self._is_expired(policy.retention, remembered.receipt, now_ms):
             return None
@@ -108,7 +108,7 @@ class AnswerCache(_RetentionCache):
         for head in result.changes.heads.values():
             self.advance(head.log_time_ms)
         if not self._entries_max or result.erasures < self.erasures:
-            return  # the erasure may have removed bodies that this batch answered with
+            return  # the erasure may have removed bodies that are in these answers
         self.answers.update(result.changes.keys)
         for block, salts, actors in _iterate_blocks(result):
             tree = tuple(map(tuple, result.sealed.trees[block.lane]))
@@ -177,7 +177,7 @@ class ResultCache(_RetentionCache):
         """Incremented by every `clear`, so that a result that was read before a `clear` is not added after it."""
 
     def get(self, policy: Policy, identity: KeyIdentity) -> WorkResult | None:
-        """Return the result for an identity, or None unless it is cached and certainly not forgotten."""
+        """Return the result for an identity, or None if it is not cached or the log may have forgotten it."""
         with self._lock:
             result = self._results.get(identity)
             if result is None or (result.policy is not policy and result.policy != policy):

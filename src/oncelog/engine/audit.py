@@ -20,8 +20,8 @@ from oncelog.errors import ClockJumpedError, DiskFullError, HistoryChangedError,
 from oncelog.storage.clock import Clock
 
 QUEUED_ACTS_MAX: Final = 1000
-"""Maximum number of acts that wait to be committed, for example while the disk is full. Further acts are only logged by
-the process."""
+"""Maximum number of acts that wait to be committed, for example while the disk is full. Further acts appear only in the
+process's log output."""
 PAUSE_S_MIN: Final = 0.1
 PAUSE_S_MAX: Final = 5.0
 CLOSE_S: Final = 2.0
@@ -31,7 +31,7 @@ SCAN_RECORDS_MAX: Final = 1000
 LOG_ACTOR: Final = "system:log"
 """Actor for acts by the log itself, such as refusing new writes while the disk is full."""
 UNRECORDABLE: Final = (ClockJumpedError, DiskFullError)
-"""Errors of a transaction that contains an audit record. Without the record it might succeed."""
+"""Errors of a transaction that might succeed without its audit record."""
 NAMED_TENANTS_MAX: Final = 20
 """Maximum number of tenants listed in the record of a quota change. Its counts include all tenants."""
 NAME_CHARACTERS_SHOWN: Final = 64
@@ -104,7 +104,7 @@ class ActQueue:
             self._task = None
 
     async def _try_record(self, act: RecordAct) -> str | None:
-        """Return why an act cannot be recorded now, or None if it is recorded or never can be."""
+        """Return why an act cannot be recorded now, or None if it is recorded or can never be recorded."""
         if self._is_full():
             return "the disk is full"  # a failing commit would fail the other writes of its batch
         try:
@@ -120,7 +120,7 @@ class ActQueue:
 
 
 def describe_quota_change(before: Sequence[Tenant], after: Sequence[Tenant]) -> dict[str, JsonValue]:
-    """Describe a quota change: how many tenants were added, changed and removed, with the names of some.
+    """Describe a quota change: how many tenants were added, changed and removed, and the names of some of them.
 
     `limits` has the old and new value of each limit that changed. The limits of an absent tenant are all 0.
     """

@@ -5,8 +5,8 @@ submissions would form a batch alone, and the others would queue behind it. The 
 the callers have returned, while submissions keep arriving. A single submission, or one that arrives much later, commits
 immediately: the idle path has no timer.
 
-The items of a transaction share its fixed cost, so small batches cost the event loop's thread more time. While that
-thread is busy, the scheduler waits until the batch has as many callers as the previous one, or is large enough.
+The items of a transaction share its fixed cost, so small batches cost the event loop's thread more time per item. While
+that thread is busy, the scheduler waits until the batch has as many callers as the previous one, or is large enough.
 
 When one transaction holds the writes of all callers, the thread is idle while the disk syncs. The scheduler then splits
 the callers into two halves (pipelining): while one half is made durable, the other half is answered and submits again.
@@ -22,7 +22,7 @@ from typing import Final
 RETURNING_CALLERS_MIN: Final = 16
 """A batch waits only if the previous commit had at least this many callers."""
 RETURN_WINDOW_S: Final = 0.01
-"""Time after a commit in which a submission counts as a returning caller."""
+"""Time after a commit during which the caller of a new submission counts as a returning caller."""
 IDLE_GAP_S: Final = 0.001
 """Idle gap that ends the wait."""
 IDLE_GAP_BUSY_S: Final = 0.002
@@ -36,10 +36,9 @@ BATCH_ITEMS_TARGET: Final = 64
 PIPELINE_CALLERS_MIN: Final = 2 * BATCH_ITEMS_TARGET
 """Pipelining starts with this many callers, so that each half reaches `BATCH_ITEMS_TARGET`."""
 FAST_COMMIT_RATIO: Final = 3
-"""A commit is fast if the thread is idle during it for less than this multiple of the time it takes to send the
-answers.
+"""A commit is fast if it leaves the thread idle for less than this multiple of the time it takes to send the answers.
 
-A fast commit spends most of its time writing, so half as many items take about half the time.
+A fast commit spends most of its time writing, not syncing, so half as many items take about half the time.
 """
 IDLE_FRACTION_MAX: Final = 0.35
 """Pipelining ends when the thread is idle for more than this fraction of a pipelined commit."""
@@ -75,7 +74,7 @@ class BatchScheduler:
         self._reply_s = self._started_s - self._finished_s
 
     def finish_batch(self, callers: int) -> None:
-        """Finish measuring the batch that has just answered this many callers."""
+        """Finish measuring a batch. The committer has just answered this many callers."""
         now_s, computed_s = time.perf_counter(), time.thread_time()
         committing_s = now_s - self._started_s
         idle_s = committing_s - (computed_s - self._started_cpu_s)

@@ -245,10 +245,9 @@ async def sweep_tombstones(  # noqa: PLR0913 - each is passed by name
     rows_max: int,
     actor: str = "",
 ) -> Compacted:
-    """Read at most `rows_max` rows after a table and row id, and drop the deleted rows that `core.rules.compaction`
-    allows.
+    """Drop old deleted rows, as far as `core.rules.compaction` allows.
 
-    `upto` is the sequence up to which the stream is compacted.
+    Reads at most `rows_max` rows after a table and row id. `upto` is the sequence up to which the stream is compacted.
     """
     consumers = [consumer for consumer in await store.consumers() if consumer.scope == scope]
     names = tuple(consumer.name for consumer in consumers)
@@ -279,7 +278,7 @@ def _is_held(found: Sequence[Tombstone], slowest: Consumer | None, old_ms: int) 
 
 
 async def _list_tombstones(store: Store, scope: str, page: RowPage) -> list[Tombstone]:
-    """Return those deleted rows in a page whose DELETE is still in the log."""
+    """Return the deleted rows of a page, except rows whose DELETE is no longer in the log."""
     deleted = [(place, list_delete_ids(*place)) for place in page.rows if not place[2].exists]
     ids = [identity for _, identities in deleted for identity in identities]
     known = await store.find_keys([(DELTAS.name, scope, "", identity) for identity in ids]) if ids else []

@@ -24,15 +24,15 @@ logger: Final = logging.getLogger("oncelog.work")
 ROUNDS_PER_LEASE: Final = 4
 """Renewal rounds per lease duration."""
 LATE_ROUNDS: Final = 2
-"""The event loop counts as blocked after this many round intervals without a round. Half of the lease time is then
-left."""
+"""The event loop counts as blocked after this many round intervals without a round. At that point, half of the lease
+duration is left."""
 LATE_S_MIN: Final = 0.05
-"""Round delay that is normal on a busy machine. Leases below a tenth of a second are too short to renew."""
+"""Round delay that is normal on a busy machine. Leases below a tenth of a second cannot be renewed in time."""
 RETRIES_PER_LEASE: Final = 8
 """Attempts per lease duration while the second store fails."""
 PAUSE_S_MIN: Final = 0.001
-"""Margin added to the thread's sleep. Without it the thread could wake just before the round is late and see no blocked
-loop."""
+"""Margin added to the thread's sleep. Without it the thread could wake just before the round is late and conclude that
+the event loop is not blocked."""
 
 
 class LeaseGroup:
@@ -46,7 +46,7 @@ class LeaseGroup:
         self.round_s = lease_ms / 1000 / ROUNDS_PER_LEASE
         self.timer: asyncio.TimerHandle
         self._leases: dict[HeldLease, bool] = {}
-        """Held leases, each with whether it is due in the next round."""
+        """The held leases. The value is True if the lease is due in the next round."""
         self._lock = threading.Lock()
         self.renewed_s = time.monotonic()
         """Start of the last round."""

@@ -63,7 +63,7 @@ PAUSE_S_MIN: Final = 0.005
 PAUSE_S_MAX: Final = 0.1
 """Maximum pause between two claims while another process does the work."""
 CLAIMS_MAX: Final = 3
-"""Maximum number of consecutive claims whose leases may have expired before this process saw the grant."""
+"""Maximum number of consecutive claims whose leases expire before this process sees that they were granted."""
 RELEASE_WAIT_S: Final = 1.0
 """How long a caller waits for the release of its lease. The release is retried until the lease expires."""
 T = TypeVar("T")

@@ -27,8 +27,7 @@ class MemberListener(Protocol):
 
 
 class LaneReader(ABC):
-    """Reads new records or changes of a lane. Its task runs while the store has any that have not been delivered
-    yet."""
+    """Reads new records or changes of a lane. Its task runs until it has delivered all of them."""
 
     def __init__(self, lane: int, name: str) -> None:
         self.lane = lane
@@ -72,7 +71,7 @@ class MemberTailer(LaneReader):
         self.listeners: list[MemberListener] = []
         self._store = store
         self.revision = 0
-        """All changes up to here are delivered."""
+        """All changes up to this revision are delivered."""
         self._newest = 0
 
     def is_behind(self, revision: int) -> bool:
@@ -84,7 +83,7 @@ class MemberTailer(LaneReader):
         return self.is_behind(self._newest)
 
     def reset(self, revision: int) -> None:
-        """Continue after a revision, because the lane was rewound or the first listener starts."""
+        """Continue after a revision, because the lane was rewound or has its first listener."""
         self.revision = self._newest = revision
 
     async def wait_for_revision(self, revision: int) -> None:

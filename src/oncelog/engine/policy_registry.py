@@ -19,7 +19,7 @@ class PolicyRegistry:
         self.by_name: Mapping[str, Policy] = {}
 
     async def declare_all(self) -> None:
-        """Declare the policies when the log is opened. A log's ledger time to live never changes.
+        """Declare the policies when the log is opened. The time to live of a log's ledger policy never changes.
 
         Raises:
             PolicyError: the log has a different policy with one of the names.

@@ -23,7 +23,7 @@ class Subscription:
         limits: Limits,
         remove: Callable[["Subscription"], None],
     ) -> None:
-        """`remove` stops delivery to the subscription that it receives."""
+        """The subscription calls `remove` with itself to stop the delivery."""
         self.start = start
         """Delivery starts after this cursor. It is a lane cursor, even if the subscription is to a stream."""
         self.partitions = partitions
@@ -108,7 +108,7 @@ class Subscription:
         self._wake()
 
     def _overrun(self) -> None:
-        """Drop the queue and fail with a cursor from which the reader can read the dropped records from the store."""
+        """Drop the queue and fail with a cursor from which the reader can resume."""
         first = self._queue[0]
         number = (first.position if self.stream is None else first.sequence) - 1
         logger.warning("disconnected a slow reader of lane %d; it can resume after %d", self._lane, number)

@@ -1,4 +1,4 @@
-"""Decides whether the log accepts new writes: the disk must have space, and no operator may have set the log read-only.
+"""Decides whether the log accepts new writes: not while the disk is nearly full or an operator has forbidden them.
 
 A read-only log still serves reads and answers retries. It also accepts writes that complete work or free space:
 completions of leased work, cursors, erasures, and members that leave or are removed. The disk limits leave space for
@@ -85,8 +85,8 @@ class WriteGate:
         """None disables polling: only an operator can then set the log read-only."""
         self._reasons: dict[ReadOnlyReason, str] = {}
         self.on_change: Callable[[bool, str, str], None] | None = None
-        """Called when the log starts or stops refusing new writes, with whether it refuses them, the reason, and the
-        actor."""
+        """Called when the log starts or stops refusing new writes. The arguments are whether it refuses them, the
+        reason and the actor."""
         self._poll_task: asyncio.Task[None] | None = None
         self._since_store_poll_ms = 0
         """Time since the store was last measured."""

@@ -40,8 +40,7 @@ def format_type(kind: Any) -> str:
 
 
 def _find_annotated(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function whose annotations apply to a call: of a partial function the original, of an object its
-    `__call__`."""
+    """Return the function whose annotations apply: the original of a partial function, or an object's `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) else type(function).__call__

@@ -54,8 +54,7 @@ def once(  # noqa: PLR0913 - all but the first are keyword arguments
     ignore: Sequence[str] = (),
     result: Any = NO_RESULT,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a function idempotent: an async function with a `Log`, any other with a `BlockingLog`, or either with a
-    `share`d log.
+    """Make a function run once per key: an async function with a `Log`, any other function with a `BlockingLog`.
 
         @oncelog.once(log, key=lambda order, cents: order.id)
         def charge(order: Order, cents: int) -> Invoice: ...
@@ -63,10 +62,10 @@ def once(  # noqa: PLR0913 - all but the first are keyword arguments
     The first call runs the function and stores its result. Each later call returns the result, in any process that has
     the log open, until the log forgets it (`retention`, 24 hours by default).
 
-    `log` may also be a function that returns the log. Calls with equal arguments count as one call. With `key`, calls
-    with equal keys do, and reusing a key with different arguments raises ConflictError. `ignore` lists parameters that
-    do not identify the call (`self`, a connection). `scope` separates keys that may coincide, such as those of two
-    users.
+    `log` may also be the result of `share`, for functions of both kinds, or a function that returns the log. Calls with
+    equal arguments count as one call. With `key`, calls with equal keys do, and reusing a key with different arguments
+    raises ConflictError. `ignore` lists parameters that do not identify the call (`self`, a connection). `scope`
+    separates keys that may coincide, such as those of two users.
 
     Arguments and results may be JSON, pydantic models, dataclasses, `msgspec.Struct`s, attrs classes, dates, UUIDs and
     decimals. The result is returned as the annotated type, or as the type `result`. An argument without a canonical

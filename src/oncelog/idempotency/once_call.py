@@ -99,7 +99,7 @@ def unwrap_outcome(value: Any) -> Any:
 
 
 def resolve_log(log: AnyLog | Callable[[], AnyLog]) -> object:
-    """Return the log, or what the application's function returns for it."""
+    """Return the log. If the argument is a function, call it to get the log."""
     return log if isinstance(log, AnyLog) else log()
 
 

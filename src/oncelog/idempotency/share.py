@@ -36,7 +36,7 @@ class SharedTransaction(Struct):
 
 
 class SharedLog:
-    """The log in the file of the caller's own connection, for `once`. Created by `oncelog.share`."""
+    """The log in the file of the caller's sqlite3 connection, for `once`. Created by `oncelog.share`."""
 
     def __init__(self, connection: sqlite3.Connection, *, clock: Clock | None = None) -> None:
         self._borrowed = BorrowedTransaction(connection, clock=clock)
@@ -54,7 +54,7 @@ class SharedLog:
 
 
 class AsyncSharedLog:
-    """The log in the database of the caller's own asyncpg connection, for `once`. Created by `oncelog.share`."""
+    """The log in the database of the caller's asyncpg connection, for `once`. Created by `oncelog.share`."""
 
     def __init__(self, connection: Any, *, clock: Clock | None = None) -> None:
         module = import_module("oncelog.storage.postgres.borrowed_transaction")

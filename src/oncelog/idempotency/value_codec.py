@@ -45,7 +45,7 @@ _KEYLESS_TYPES: Final = (
 
 class _AdaptedMeta(type):
     def __instancecheck__(cls, value: object) -> bool:
-        """Accept every value: msgspec checks the type of what `decode_model` returns, and pydantic has done so."""
+        """Accept every value: msgspec only checks results of `decode_model`, which pydantic has already checked."""
         return True
 
 
@@ -132,7 +132,7 @@ def _has_model(kind: Any) -> bool:
 
 
 def restore(form: Any, kind: Any) -> Any:
-    """Return the value of a type from its JSON form. Raises TypeError or ValueError."""
+    """Restore a value of a type from its JSON form. Raises TypeError or ValueError."""
     try:
         return msgspec.convert(form, build_codec_type(kind), dec_hook=decode_model, str_keys=True)
     except msgspec.ValidationError as error:
@@ -152,7 +152,7 @@ def to_json_form(value: Any) -> Any:
 
 
 def to_builtins(value: Any) -> Any:
-    """Return the value built from JSON types and tuples, with strings as keys. Raises TypeError or ValueError."""
+    """Convert a value to JSON types and tuples, with strings as keys. Raises TypeError or ValueError."""
     return msgspec.to_builtins(value, enc_hook=encode_model, order="deterministic", str_keys=True)
 
 
@@ -164,7 +164,7 @@ def to_json_arrays(value: Any) -> Any:
 
 
 def differs_from_json(kind: Any) -> bool:
-    """Return whether values of a type differ from their JSON form, such as models, dates and sets."""
+    """Return whether values of a type differ from their JSON form, as models, dates and sets do."""
     try:
         return any(not isinstance(info, JSON_TYPES) for info in iterate_types(types.type_info(kind)))
     except TypeError:

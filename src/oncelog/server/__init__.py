@@ -4,4 +4,4 @@ import logging
 from typing import Final
 
 logger: Final = logging.getLogger("oncelog.doors")
-"""Logger that all servers use. Its name predates the renaming of the package: users have configured it."""
+"""Logger that all servers use. The package was renamed, but the logger was not, because users have configured it."""

@@ -40,7 +40,7 @@ async def find_outcome(log: Log, record: Record) -> Outcome:
 
 
 async def load_outcome(log: Log, field: str, key: bytes, *, policy: Policy, scope: str, client: str = "") -> Outcome:
-    """Look up the outcome of a write by its identity. Raises ApiError with the field name if the log lacks it."""
+    """Look up the outcome of a write by its identity. Raises ApiError with the field name if the write is unknown."""
     outcome = await log.lookup(key, policy=policy, scope=scope, client=client)
     if outcome.record is None:
         raise unknown_error(field)
@@ -61,7 +61,7 @@ async def describe_outcome(
 
 
 def unknown_error(field: str) -> ApiError:
-    """Return the error for an id that has no record, or none that the caller may read."""
+    """Return the error for an id without a record that the caller may read."""
     return field_error(field, NEVER_COMMITTED, error_codes.NOT_FOUND)
 
 

@@ -265,7 +265,7 @@ class ConnectionLimiter:
         self._unauthenticated: dict[Connection, None] = {}
         """Oldest first."""
         self._unauthenticated_of: CallerGroups = defaultdict(dict)
-        """By address (`Connection.counted_address`), oldest first."""
+        """Unauthenticated connections by address (`Connection.counted_address`), oldest first."""
         self._largest_address = ""
         """The last address that had more than half of the unauthenticated connections."""
         self._held_bytes = 0
@@ -395,7 +395,7 @@ class ConnectionLimiter:
         self.close_expired()
         return not self._connections
 
-    # --- room
+    # --- capacity
 
     def _has_capacity(self) -> bool:
         """Return whether the total allows one more connection. May close an unauthenticated one to make room."""

@@ -38,7 +38,7 @@ UNREADABLE: Final = "the log cannot be read at the moment; try again"
 
 
 class ApiError(Exception):
-    """An error that the server answers a request with. The client receives `message`, which must contain no secret."""
+    """An error that the server sends as an answer. The client receives `message`, which must contain no secret."""
 
     reply_to: Any = None
     """The ids of the WebSocket message, which the error repeats so that the client can match it with its request."""
@@ -151,7 +151,7 @@ _ERRORS: Final[Mapping[type[OncelogError], tuple[str, str]]] = {
     MovedError: (SERVER_ERROR, "the log has been moved; nothing was written here"),
     ClosedError: (SERVER_ERROR, "the server is stopping; send the request again"),
 }
-"""Code and message for log errors after which a retry of the same request can succeed."""
+"""Code and message for each error of the log after which a retry of the same request can succeed."""
 
 
 def to_api_error(error: BaseException, default_message: str = UNKNOWN_OUTCOME) -> ApiError:

@@ -54,7 +54,7 @@ def load_validator(name: str) -> Validate:
     is_path = ":" in name
     directory = str(Path.cwd())
     if is_path and directory not in sys.path:
-        # As `python -m` does: find the application's module in the server's working directory.
+        # Like `python -m`, find the application's module in the server's working directory.
         sys.path.insert(0, directory)
     entry_point = metadata.EntryPoint(name, name, VALIDATORS_GROUP) if is_path else _find_entry_point(name)
     try:

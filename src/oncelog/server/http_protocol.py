@@ -43,7 +43,7 @@ MALFORMED_MESSAGE: Final = "the request is not valid HTTP"
 """A fixed text, because aiohttp's message quotes the request, which may contain the credential."""
 UNKNOWN_METHOD_MESSAGE: Final = "the server knows only the methods GET, HEAD, POST, PUT, DELETE and OPTIONS"
 _UNKNOWN_METHOD: Final = re.compile(r"b['\"][\w!#$%&*+.^`|~-]+ \S+ HTTP/1\.[01]['\"]", re.ASCII)
-"""Matches the quoted request line in aiohttp's error if only its method is wrong. Other data is not HTTP at all."""
+"""Matches the request line quoted in aiohttp's error if only the method is wrong. Anything else is not HTTP."""
 TOO_LONG_MESSAGE: Final = "the request line or a request header is too long"
 _CLIENT_ERRORS: Final = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 

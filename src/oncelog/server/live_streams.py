@@ -59,7 +59,7 @@ class LiveStream:
         return self._error
 
     async def wait_bounded(self, write: Awaitable[None]) -> None:
-        """Wait for a write until the client has read enough. Raises TimeoutError after two heartbeats."""
+        """Wait until a write is complete. Raises TimeoutError if the client does not read for two heartbeats."""
         async with asyncio.timeout(2 * self.heartbeat_s):
             await write
 
@@ -135,8 +135,7 @@ class LiveStreams(OpenConnections[LiveStream]):
         return response
 
     def declare_ticket(self, stream: Endpoint, name: str, parameters: tuple[Parameter, ...]) -> Endpoint:
-        """Return the operation that issues tickets for a stream, given those of its parameters that choose what to
-        read."""
+        """Return the operation that issues tickets for a stream. Its `parameters` choose what the stream reads."""
         list_names = stream.list_stream_names
         assert list_names is not None  # noqa: S101 - it is a stream
 

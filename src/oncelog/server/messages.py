@@ -1,4 +1,4 @@
-"""JSON messages: decoders for field values, and declarations that yield a message's decoder and its JSON Schema.
+"""JSON messages: decoders for field values, and declarations that define a message's decoder and JSON Schema.
 
 Decoders raise an `ApiError` that names the path of the wrong value.
 """

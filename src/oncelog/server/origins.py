@@ -1,7 +1,7 @@
 """Origin of a request: the client's address behind proxies, and the web page that made a browser send it (CO-24).
 
-Clients can forge the headers that carry both. The server accepts proxy headers only from trusted proxies, and refuses
-an origin in a form that no browser sends.
+Clients can forge the headers that contain the address and the origin. The server accepts proxy headers only from
+trusted proxies, and refuses an origin in a form that no browser sends.
 """
 
 import re
@@ -103,7 +103,7 @@ def normalize_origin(text: str) -> str | None:
 
 
 def is_allowed_origin(origin: str | None, scheme: str, host_header: str | None, allowed: frozenset[str]) -> bool:
-    """Return whether a page of this origin may connect: it is this server's origin, or an allowed (normalized) one.
+    """Return whether a page of this origin may connect: the origin must be the server's own, or be in `allowed`.
 
     Browsers send `Origin` with every WebSocket and every cross-origin request, so a request without this header is
     allowed. Pages of many sites share the origin `null`, which is never allowed.

@@ -19,7 +19,7 @@ _MESSAGES_MAX: Final = 1000
 """Higher than the number of different messages in the server, so the limiter evicts none."""
 
 _ROUNDING_MS: Final = 1e-6
-"""Much larger than rounding errors and much smaller than any delay that matters to a caller."""
+"""Tolerance: much larger than rounding errors, and much smaller than any delay that matters to a caller."""
 
 
 class RateLimiter:

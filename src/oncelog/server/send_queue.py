@@ -1,4 +1,4 @@
-"""The send queue of one connection: frames in order, and slots of replies that are not due yet.
+"""The send queue of one connection: frames in order, and slots for replies that are not due yet.
 
 A flush writes several frames at a time and never blocks. The queue counts, logs and closes slow readers (CO-31).
 """

@@ -18,7 +18,7 @@ _CONTENT_TYPES: Final = {
 def new_page_headers(*sources: str, trusted_types: str = "'none'") -> Mapping[str, str]:
     """Return the headers of a page and its files, with a content security policy that allows no other code.
 
-    `sources` are the directives of the policy beyond scripts, styles, images and requests of the page's own server.
+    The policy allows scripts, styles, images and requests of the page's own server. `sources` adds directives.
     """
     policy = (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'",

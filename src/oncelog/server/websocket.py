@@ -27,7 +27,7 @@ S = TypeVar("S", bound=WebSocketSession[Any, Any])
 class WebSocketSessionTransport:
     """Writes frames directly to the transport, bypassing aiohttp, so that a broadcast is encoded once for all readers.
 
-    aiohttp answers pings and close frames. Both write only whole frames, so their output does not interleave.
+    aiohttp answers pings and close frames. It also writes only whole frames, so frames do not interleave.
     """
 
     def __init__(self, request: web.Request, transport: asyncio.Transport) -> None:

@@ -112,7 +112,7 @@ class BlockingChatClient(BlockingBaseClient):
     ) -> BlockingPending:
         """Like `ChatClient.send`.
 
-        Add a message to the outbox. On return it is on disk, and the client retries it until it has an outcome.
+        Add a message to the outbox and save it to disk. The client sends it repeatedly until it has an outcome.
 
         Raises CanonicalError for a malformed message, LimitExceededError if the outbox is full, IdReusedError if a
         different message with this id is pending, and StoreError if the file cannot be written: the message is then not
@@ -144,7 +144,7 @@ class BlockingChatClient(BlockingBaseClient):
     def send_again(self, client_message_id: UUID | str) -> BlockingPending:
         """Like `ChatClient.send_again`.
 
-        Return a refused message to the outbox, under its id. Raises ClientError if no refused message has it.
+        Move a refused message back to the outbox, with its id. Raises ClientError if no refused message has it.
         """
         portal = self._portal
         return BlockingPending(portal.call(self._client.send_again, client_message_id), portal)
@@ -179,7 +179,7 @@ class BlockingChatClient(BlockingBaseClient):
     def lines(self, chat_id: str, *, before: int | None = None, count: int = LINES_DEFAULT) -> list[Line]:
         """Like `ChatClient.lines`.
 
-        Return a chat for a user interface: the last messages, then the user's messages that are not committed yet.
+        Return the lines of a chat: the last messages, then the user's messages that are not committed yet.
 
         A pending message moves to its place in the chat once the server has committed it. With `before`, return only
         messages before that sequence.

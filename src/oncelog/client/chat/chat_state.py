@@ -2,8 +2,8 @@
 
 All messages up to `complete_to` have arrived, so readers may see them. The next message raises `complete_to` by one.
 The last page of a sync raises it to the end of the page: sequences missing from the page do not exist, so a gap
-does not hold messages back. Messages beyond the next one are stored (`ahead`) and show that a message is missing. If
-the missing message does not arrive soon, the client syncs the chat, because the live message may have been lost.
+does not hold messages back. Messages after the next one are stored (`ahead`) and show that a message is missing. If the
+missing message does not arrive soon, the client syncs the chat, because the message may have been lost.
 
 While a sync has further pages, `complete_to` does not change, so readers never see part of a sync.
 """
@@ -56,7 +56,7 @@ class ChatState:
         self.complete_to = complete_to
         """All messages up to this sequence have arrived."""
         self.fetched_to = fetched_to
-        """Last sequence of the pages that have arrived while a sync has further pages."""
+        """Last sequence of the pages that an unfinished sync has received."""
         self.received_to = received_to
         """The application has received all messages up to this sequence."""
         self.generation = 0
@@ -99,7 +99,7 @@ class ChatState:
 
     @property
     def is_gapped(self) -> bool:
-        """Whether messages up to `heard_to` are missing."""
+        """Whether any message up to `heard_to` is missing."""
         return self.is_synced and self.is_member and self.heard_to > self.complete_to
 
     @property
@@ -135,7 +135,7 @@ class ChatState:
             self.is_catching_up, self.is_synced = False, True
             self.ahead = {number for number in self.ahead if number > self.complete_to}
             self._advance()
-            # Sequences that the server reported before the request and that are not in the page do not exist.
+            # If the server reported a sequence before the request and the page lacks it, the sequence does not exist.
             heard_since = self.heard_to if self.heard_to > self.asked_heard_to else 0
             self.heard_to = max(self.complete_to, heard_since, max(self.ahead, default=0))
         return batch.messages
@@ -173,7 +173,7 @@ class ChangeSet(Struct):
         self.chats[chat.chat_id] = chat.to_saved()
 
     def reset_chat(self, chat: ChatState) -> None:
-        """Reset a chat and drop its changes, except outcomes: the server has committed or refused those messages."""
+        """Reset a chat and drop its unsaved changes, except the outcomes of messages, which remain valid."""
         chat.reset()
         self.reset_chats.append(chat.chat_id)
         self.messages = [message for message in self.messages if message.chat_id != chat.chat_id]

@@ -136,7 +136,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         content_type: str = TEXT_PLAIN,
         client_message_id: UUID | str | None = None,
     ) -> Pending:
-        """Add a message to the outbox. On return it is on disk, and the client retries it until it has an outcome.
+        """Add a message to the outbox and save it to disk. The client sends it repeatedly until it has an outcome.
 
         Raises CanonicalError for a malformed message, LimitExceededError if the outbox is full, IdReusedError if a
         different message with this id is pending, and StoreError if the file cannot be written: the message is then not
@@ -155,7 +155,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         return [message for _, message in sorted(self._outbox.refused.items())]
 
     async def send_again(self, client_message_id: UUID | str) -> Pending:
-        """Return a refused message to the outbox, under its id. Raises ClientError if no refused message has it."""
+        """Move a refused message back to the outbox, with its id. Raises ClientError if no refused message has it."""
         self._runtime.check_open()
         number, message = self._get_refused(str(client_message_id))
         draft = OutboxMessage(
@@ -205,7 +205,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
             self._runtime.mark_received(chat_id, min(sequence, shown.complete_to), shown.generation)
 
     async def lines(self, chat_id: str, *, before: int | None = None, count: int = LINES_DEFAULT) -> list[Line]:
-        """Return a chat for a user interface: the last messages, then the user's messages that are not committed yet.
+        """Return the lines of a chat: the last messages, then the user's messages that are not committed yet.
 
         A pending message moves to its place in the chat once the server has committed it. With `before`, return only
         messages before that sequence.

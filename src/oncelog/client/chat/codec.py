@@ -1,4 +1,4 @@
-"""The client's encoding and decoding of Chat API frames. Every frame from the server is validated."""
+"""Client-side codec of the Chat API. It validates every frame from the server."""
 
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ TRANSIENT: Final = frozenset({"RATE_LIMITED", "BUSY", "UNAVAILABLE", "READ_ONLY"
 
 
 class Frame(Struct, frozen=True, gc=False):
-    """The fields that all frames have."""
+    """The fields that all frames share."""
 
     type: str
     request_id: str | None = None

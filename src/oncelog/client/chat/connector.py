@@ -31,7 +31,8 @@ class ChatConnector(BaseConnector[ChatRuntime, ChatProtocol]):
         self._timer_wakeup = asyncio.Event()
         self._list_wakeup = asyncio.Event()
         self.connection_count = 0
-        """How many connections the server has admitted. HTTP answers from before the latest one may be out of date."""
+        """How many connections the server has admitted. HTTP answers older than the latest connection may be out of
+        date."""
 
     @property
     def is_connected(self) -> bool:

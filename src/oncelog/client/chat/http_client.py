@@ -39,7 +39,7 @@ class _Messages(Struct):
 
 
 class ChatTransport(Protocol):
-    """The server access that the connector needs."""
+    """The requests that the connector makes to the server."""
 
     async def get_token(self) -> str | None:
         """Return the user's token. Raises LostError."""

@@ -22,7 +22,7 @@ class MessageStream:
         self._chat_id = chat_id
         self._after = after
         self._cursors: dict[str, tuple[int, int]] = {}
-        """Sequence of the last message read and generation of the history, by chat."""
+        """Last sequence that the stream has read, and the generation of the history, by chat."""
         self._buffer: deque[Message] = deque()
         self._unacknowledged: Message | None = None
         self._is_over = False
@@ -63,7 +63,7 @@ class MessageStream:
             return
         for chat_id in found:
             place, generation = self._cursors[chat_id]
-            # Read this before the page, because it may grow in the meantime.
+            # Read `complete_to` before the page, because it may grow while the page is read.
             complete_to = self._runtime.progress[chat_id].complete_to
             page = await self._runtime.call_store(
                 self._runtime.store.load_messages_after, chat_id, place, complete_to, PAGE_MESSAGES

@@ -98,7 +98,7 @@ def check_chat_id(chat_id: str) -> None:
         raise CanonicalError("chat_id", f"must be a string of 1 to {CHAT_ID_CHARACTERS_MAX} characters")
     if "/" in chat_id or _CONTROL.search(chat_id) or not is_storable(chat_id):
         raise CanonicalError("chat_id", 'must have no "/" and no control characters')
-    if chat_id in (".", ".."):  # they cannot be segments of a URL path
+    if chat_id in (".", ".."):  # a URL path cannot contain them as segments
         raise CanonicalError("chat_id", "must not be . or ..")
     if not chat_id.isascii() and nfc(chat_id) != chat_id:
         raise CanonicalError("chat_id", "must be in NFC")  # other forms of the same text would be different chats
@@ -112,7 +112,7 @@ def prepare(
     limits: ChatLimits,
     wall_ms: int,
 ) -> OutboxMessage:
-    """Validate a message and convert it to an entry without a number. Raises CanonicalError."""
+    """Validate a message and convert it to an outbox entry, not yet numbered. Raises CanonicalError."""
     check_chat_id(chat_id)
     if not isinstance(content, str) or not is_storable(content):
         raise CanonicalError("content", "must be a string that UTF-8 can encode, without U+0000")

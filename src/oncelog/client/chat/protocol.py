@@ -86,7 +86,7 @@ class ChatProtocol(ChatSender):
     # --- the list of chats
 
     def start_list(self) -> None:
-        """Record that the connector is requesting the list of chats. Changes that arrive from now on may be missing."""
+        """Record that the connector requests the list of chats, which may lack changes that arrive from now on."""
         self.wants_list = False
         self._heard_since_list.clear()
         self._acked_since_list.clear()
@@ -203,7 +203,7 @@ class ChatProtocol(ChatSender):
             self._settle(chat, message.client_message_id, sent)
 
     def _report_progress(self, chat: ChatState, before: int, now_ms: int) -> None:
-        """Save how far the chat is complete, report new messages, and schedule a sync for missing ones."""
+        """If `complete_to` has risen, save and report it. Schedule a sync if messages are missing."""
         if chat.complete_to > before:
             self.changes.save_chat(chat)
             self.changes.updates.append(Arrived(chat.chat_id, chat.complete_to))
@@ -293,7 +293,7 @@ class ChatProtocol(ChatSender):
             self._handle_sync_error(self._syncs.pop(request_id), error, now_ms)
             self._send_syncs()
         elif request_id and request_id == self._last_ack_id:
-            # For example, it was for a message after the last one. The list of chats contains the last sequence.
+            # For example, its sequence is after the last message. The list of chats contains the last sequence.
             logger.warning("an acknowledgement was refused: %s: %s", error.code, error.message)
             self.wants_list |= error.code == codec.INVALID_ACK and self.phase is ChatPhase.READY
         else:

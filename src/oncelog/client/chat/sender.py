@@ -1,4 +1,4 @@
-"""The requests of a chat client and their timing: syncs, messages and acknowledgements. Base of the protocol.
+"""Decides when a chat client sends syncs, messages and acknowledgements. Base of the protocol.
 
 The client sends a chat's messages in order once the chat is synced. It syncs a few chats at a time. It briefly collects
 acknowledgements before sending them, and repeats any that the server may not have received.
@@ -31,7 +31,7 @@ class ChatPhase(Enum):
 
 
 class Work(Enum):
-    """Kinds of work that `tick` does when it is due."""
+    """Kinds of work that `tick` does."""
 
     SYNC = "sync"
     SEND = "send"
@@ -158,7 +158,7 @@ class ChatSender(BaseProtocol):
             self._send_ack(self.chats[chat_id])
 
     def _take_due(self, work: Work, now_ms: int | None) -> list[str]:
-        """Remove the times that are due, or all of them without `now_ms`. Return their chats."""
+        """Remove the due times, or all times without `now_ms`, and return their chats."""
         times = self._due_ms[work]
         due = [chat_id for chat_id, at_ms in times.items() if now_ms is None or at_ms <= now_ms]
         for chat_id in due:
@@ -174,7 +174,7 @@ class ChatSender(BaseProtocol):
         self._sync_queue[chat_id] = None
 
     def _check_gap(self, chat: ChatState, now_ms: int) -> None:
-        """Schedule a sync if a message before the newest one is missing. It may still arrive before the sync."""
+        """Schedule a sync if a message before the newest one is missing. The delay gives the message time to arrive."""
         if chat.is_synced and not chat.is_gapped:
             self._due_ms[Work.SYNC].pop(chat.chat_id, None)
         elif chat.sync_id is None and chat.chat_id not in self._sync_queue:
@@ -212,7 +212,7 @@ class ChatSender(BaseProtocol):
             self._sends[self._append_request(codec.encode_send, queued.entry)] = (chat, name)
 
     def _handle_refusal(self, request_id: str, error: codec.ServerError, now_ms: int) -> None:
-        """Schedule a retry of a message after a transient error, or refuse it."""
+        """Schedule a retry of a message after a transient error. Refuse the message after any other error."""
         chat, name = self._sends.pop(request_id)
         if name in chat.in_flight:  # if not, a sync or a broadcast has already settled it
             self._withdraw_attempt(chat, name)

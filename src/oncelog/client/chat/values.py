@@ -32,8 +32,8 @@ class ChatLimits(ConnectionLimits, frozen=True, kw_only=True):
     content_bytes_max: int = 4096
     """Size of one message's content. The server's default limit is the same."""
     in_flight_max: int = 1
-    """Unanswered messages that the client may send per chat. With more than one, the user's messages may change their
-    order when the server temporarily refuses one of them."""
+    """Unanswered messages that the client may send per chat. If this is above 1, the server may commit the user's
+    messages in a different order after it temporarily refuses one."""
     remembered_ms: int = 7 * _DAY_MS - 3_600_000
     """The client does not send outbox messages older than this, because a server forgets ids after seven days."""
     page_messages: int = 100
@@ -76,13 +76,13 @@ class Message(Struct, frozen=True):
 
 
 class Sent(Struct, frozen=True):
-    """Outcome of a committed message, even if an earlier attempt had committed it."""
+    """Outcome of a message that the server committed, now or on an earlier attempt."""
 
     message_id: str
     sequence: int
     created_at: str
     duplicate: bool = False
-    """Whether an earlier attempt had committed it."""
+    """Whether an earlier attempt had committed the message."""
     content_mismatch: bool = False
     """Whether the chat already had a different message with this id and kept it. An id must not be used twice."""
 
@@ -93,7 +93,7 @@ class Refused(Struct, frozen=True):
     code: str
     message: str
     was_tried: bool = False
-    """Whether an earlier attempt remained unanswered, so that the message may be in the chat."""
+    """Whether an earlier attempt got no answer. If so, the message may be in the chat."""
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
@@ -250,7 +250,7 @@ class Delivery(Struct, frozen=True):
 class Membership(Struct, frozen=True):
     """A member was added to a chat, left it, or was given a different role.
 
-    A new chat is reported by an update about the client's own user.
+    An update about the client's own user also reports a new chat.
     """
 
     chat_id: str

@@ -53,20 +53,22 @@ class BlockingDeltasClient(BlockingDeltasBase):
     ) -> str | None:
         """Like `DeltasClient.edit`.
 
-        Call the function with the row, or None, and apply its result: columns to set, or `DELETE` to delete the row.
+        Edit a row with a function, which returns the columns to set, or `DELETE` to delete the row.
 
-        No other edit runs in between. The function runs in a worker thread and must not use the client. If it returns
-        None, usually because of a missing `return`, the client raises ClientError and changes nothing.
+        The function gets the columns of the row, or None if the row does not exist. No other edit runs in between. The
+        function runs in a worker thread and must not use the client. If it returns None, usually because of a missing
+        `return`, the client raises ClientError and changes nothing.
         """
         return self._portal.call(self._client.edit, table, row_id, self._forbid_reentry(function))
 
     def transact(self, function: Callable[[Edits], T]) -> T:
         """Like `DeltasClient.transact`.
 
-        Call the function with `edits`, whose `row`, `put` and `delete` form one transaction, and return its result.
+        Call a function that edits rows in one transaction, and return its result.
 
-        If the function raises, nothing changes. It runs in a worker thread and must not use the client. The client
-        sends the deltas in one push if they fit, and the gateway commits them one by one.
+        The function gets an `Edits` object and calls its methods `row`, `put` and `delete`. If the function raises,
+        nothing changes. It runs in a worker thread and must not use the client. The client sends the deltas in one push
+        if they fit, and the gateway commits them one by one.
         """
         return self._portal.call(self._client.transact, self._forbid_reentry(function))
 

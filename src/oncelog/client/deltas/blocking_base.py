@@ -27,7 +27,7 @@ class BlockingDeltasBase(BlockingBaseClient):
         return super()._portal
 
     def _forbid_reentry(self, function: Callable[[G], T]) -> Callable[[G], T]:
-        """Wrap a function so that it cannot call this client while it runs: such a call would deadlock."""
+        """Wrap a function so that it cannot call this client while it runs, because such a call would deadlock."""
 
         def call_marked(given: G) -> T:
             self._thread_state.is_editing = True

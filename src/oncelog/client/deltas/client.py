@@ -127,10 +127,11 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         row_id: str,
         function: Callable[[dict[str, JsonValue] | None], Mapping[str, JsonValue] | Deletion],
     ) -> str | None:
-        """Call the function with the row, or None, and apply its result: columns to set, or `DELETE` to delete the row.
+        """Edit a row with a function, which returns the columns to set, or `DELETE` to delete the row.
 
-        No other edit runs in between. The function runs in a worker thread and must not use the client. If it returns
-        None, usually because of a missing `return`, the client raises ClientError and changes nothing.
+        The function gets the columns of the row, or None if the row does not exist. No other edit runs in between. The
+        function runs in a worker thread and must not use the client. If it returns None, usually because of a missing
+        `return`, the client raises ClientError and changes nothing.
         """
 
         def apply_edit(edits: Edits) -> str | None:
@@ -147,10 +148,11 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         return await self.transact(apply_edit)
 
     async def transact(self, function: Callable[[Edits], T]) -> T:
-        """Call the function with `edits`, whose `row`, `put` and `delete` form one transaction, and return its result.
+        """Call a function that edits rows in one transaction, and return its result.
 
-        If the function raises, nothing changes. It runs in a worker thread and must not use the client. The client
-        sends the deltas in one push if they fit, and the gateway commits them one by one.
+        The function gets an `Edits` object and calls its methods `row`, `put` and `delete`. If the function raises,
+        nothing changes. It runs in a worker thread and must not use the client. The client sends the deltas in one push
+        if they fit, and the gateway commits them one by one.
         """
         runtime = self._runtime
         runtime.check_open()

@@ -34,14 +34,14 @@ class GatewayRefusedError(ServerRefusedError):
         self.index = index
         """Index of the refused delta in the push, or None if the gateway refused the whole request."""
         self.is_compacted = is_compacted
-        """Whether the history is unchanged, but the deltas after the cursor are compacted, so that only a snapshot has
-        their rows."""
+        """Whether the gateway has compacted the deltas after the cursor. The history is unchanged, but the client must
+        read the rows from a snapshot."""
 
     @property
     def is_transient(self) -> bool:
         """Whether the same request may succeed later.
 
-        This includes a refusal because the client's clock is only slightly ahead.
+        This is also true if the gateway refused it because the client's clock is slightly ahead.
         """
         is_ahead = self.code == CLOCK_DRIFT and 0 < self.retry_after_ms <= CLOCK_DRIFT_MS_MAX
         return is_ahead or super().is_transient
@@ -81,7 +81,7 @@ class PushReply(Struct, frozen=True, rename="camel"):
 
     epoch: str
     previous_epochs: tuple[str, ...] = ()
-    """Epochs of the earlier histories that the gateway's history continues after restores. Servers of version 0.1 do
+    """Epochs of the earlier histories that the gateway's history continues after a restore. Servers of version 0.1 do
     not send them."""
     results: tuple[PushResult, ...] = ()
 

@@ -46,7 +46,7 @@ class Edits(Struct):
     outbox_usage: OutboxUsage
     new_deltas: list[OutboxEntry] = field(default_factory=list)
     rows: dict[RowKey, tuple[Row, Row]] = field(default_factory=dict)
-    """Rows that the transaction has loaded, before and after its edits."""
+    """Rows that the transaction has loaded, each in its state before and after the edits."""
     _bytes: int = 0
     _is_over: bool = False
 

@@ -1,8 +1,8 @@
 """The push and pull protocols, without I/O.
 
-Pushing: every push begins at the head of the outbox. After a failure nothing is known about the pushed deltas, so all
-of them are pushed again. A gateway accepts all deltas of a push or none, so the deltas before a refused one are pushed
-again without it.
+Pushing: every push begins at the head of the outbox. After a failure the client does not know which deltas were
+committed, so it pushes all of them again. A gateway accepts all deltas of a push or none, so the client pushes the
+deltas before a refused one again without it.
 
 Pulling: the puller sends `next_request`, passes the answer to `handle_answer`, applies the returned effect to the file
 and calls `confirm`. Only then does the state change: if the file cannot be written, the same request is sent again.
@@ -44,7 +44,7 @@ _DELTA_ERROR_CODES: Final = frozenset({BAD_REQUEST, DELTA_ID_MISMATCH, FORBIDDEN
 
 
 class HeldDelta(Struct, frozen=True):
-    """A delta that is held back for a pause. The pause begins once the deltas before it are pushed."""
+    """A delta that is not pushed until a pause ends. The pause begins once the deltas before it are pushed."""
 
     number: int
     pause: RetryPause
@@ -184,17 +184,17 @@ class RestartSnapshot(Struct, frozen=True):
 
 
 PullEffect = DeltaPage[RowDelta] | RowPage | StageRows | ResetRows | RestartSnapshot
-"""A page is itself an effect: it is merged into the rows. Deltas, and the last page of a snapshot, also move the
-cursor."""
+"""A page is itself an effect: the client merges it into the rows. A page of deltas and the last page of a snapshot also
+move the cursor."""
 
 
 _NO_PAGE: Final = RowPage((), 0, "", "")
-"""Placeholder for the last page of a snapshot before its first page has arrived."""
+"""Value of `PullProtocol._snapshot` before the first page of a snapshot has arrived."""
 
 
 @dataclass(slots=True, eq=False)
 class PullProtocol:
-    """How far one client has read its gateway."""
+    """Tracks how far one client has read the deltas of its gateway."""
 
     cursor: int
     epoch: str
@@ -206,7 +206,7 @@ class PullProtocol:
     """Last received page of the snapshot that is being read, or None if no snapshot is being read."""
 
     def next_request(self, *, is_reset_wanted: bool) -> PullRequest:
-        """Return the next request. `is_reset_wanted` is the flag in the file that requests replacing all rows."""
+        """Return the next request. `is_reset_wanted` is the flag in the file: whether all rows must be replaced."""
         if is_reset_wanted and not self.is_resetting:
             self.is_resetting = True
             self._snapshot = _NO_PAGE
@@ -222,7 +222,7 @@ class PullProtocol:
         """Process the epoch of an acknowledged push.
 
         Before the first page arrives, the client adopts this epoch, here and in the file. If a restore then changes the
-        epoch, all rows are replaced when the first page arrives, because the gateway may have lost the push.
+        epoch, the client replaces all rows when the first page arrives, because the gateway may have lost the push.
         """
         self.epoch = self.epoch or epoch
 

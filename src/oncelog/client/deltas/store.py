@@ -44,7 +44,7 @@ class SyncState(Struct):
     oldest_number: int = 0
     """Number of the oldest delta in the outbox, or 0 if the outbox is empty."""
     newest_number: int = 0
-    """Highest number that any delta in the outbox has ever had."""
+    """Highest number that the outbox has ever assigned to a delta."""
 
 
 class DeltasStore(BaseStore):
@@ -167,9 +167,8 @@ class DeltasStore(BaseStore):
         """Remove the deltas up to this number. If the answer is from a different history, return False instead.
 
         A late answer may come from a history that a restore has replaced, and the restore may have lost the deltas. The
-        answer's history must therefore be the one that the client knows, or a continuation of it. A replaced history
-        never continues its replacement. During a reset the deltas are only marked; `replace` checks
-        their history.
+        answer's history must therefore be the one that the client knows, or a continuation of it. During a reset this
+        method only marks the deltas; `replace` checks their history.
         """
         epoch = answer.epoch
         if self.sync_state.epoch not in ("", epoch, *answer.previous_epochs) and not self.sync_state.is_reset_wanted:
@@ -182,7 +181,7 @@ class DeltasStore(BaseStore):
         return True
 
     def discard(self, delta_ids: Iterable[bytes]) -> int:
-        """Remove deltas from the outbox, and request a reset, because the rows without these deltas are unknown.
+        """Remove deltas from the outbox, and request a reset, because the client cannot compute the rows without them.
 
         Return how many deltas were removed.
         """
@@ -241,7 +240,8 @@ class DeltasStore(BaseStore):
             self._save_cursor(connection, clocks, self.sync_state.cursor, self.sync_state.epoch)
 
     def replace(self, cursor: int, epoch: str, changes_max: int, horizon: int | None = None) -> list[Change] | None:
-        """Replace all rows with the staged ones and apply the outbox. Return the changes, or None if too many."""
+        """Replace all rows with the staged ones and apply the outbox. Return the changes, or None if they are too
+        many."""
         with self._transaction(is_durable=True, changes_outbox=True) as connection:
             for (body,) in connection.execute(SQL["outbox_of_epoch"], (epoch,)):
                 with self._file.translate_damage():

@@ -57,7 +57,7 @@ class Change(Struct, frozen=True):
 
 
 def parse_columns(forms: Mapping[str, bytes] | None) -> dict[str, JsonValue] | None:
-    """Decode columns in canonical JSON. None stands for a row that does not exist."""
+    """Decode columns in canonical JSON. None means that the row does not exist."""
     return None if forms is None else {name: parse(form) for name, form in forms.items()}
 
 

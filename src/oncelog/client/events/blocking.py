@@ -99,7 +99,7 @@ class BlockingClient(BlockingEventsBase):
     ) -> BlockingPending:
         """Like `Client.submit`.
 
-        Add an event to the outbox. On return it is on disk, and the client retries it until it has an outcome.
+        Add an event to the outbox and save it to disk. The client sends it repeatedly until it has an outcome.
 
         Raises CanonicalError for a malformed event, LimitExceededError if the outbox is full, IdReusedError if a
         different event with this id is pending, and StoreError if the store cannot be written: the event is then not in
@@ -114,7 +114,7 @@ class BlockingClient(BlockingEventsBase):
     def submit_many(self, drafts: Iterable[Draft]) -> list[BlockingPending]:
         """Like `Client.submit_many`.
 
-        Add several events to the outbox, in this order, all or none. Raises the errors of `submit`.
+        Add all of the events to the outbox, in this order, or none of them. Raises the errors of `submit`.
         """
         portal = self._portal
         return [BlockingPending(pending, portal) for pending in portal.call(self._client.submit_many, drafts)]
@@ -144,7 +144,7 @@ class BlockingClient(BlockingEventsBase):
     def send_again(self, id: UUID | str) -> BlockingPending:
         """Like `Client.send_again`.
 
-        Return a refused event to the outbox, under its id and without an expected committed id.
+        Move a refused event back to the outbox with its id, but without an expected committed id.
 
         Raises ClientError if no refused event has this id, and the errors of `submit`.
         """
@@ -158,12 +158,12 @@ class BlockingClient(BlockingEventsBase):
     def on_event(self, handler: Callable[[Event], None], *, name: str | None = None) -> Callable[[Event], None]:
         """Like `Client.on_event`.
 
-        Call `handler` with every event, in order. It must not be async; it is called in a thread. Can be used as a
-        decorator.
+        Call `handler` with every event, in order. It must not be async; it is called in a thread. This method also
+        works as a decorator.
 
-        If the handler raises an error, the client sets the event aside for it (`set_aside`) and still delivers the
-        event to the other handlers. After a crash the client may deliver an event again. Use `apply` to handle each
-        event exactly once.
+        If the handler raises an error, the client sets the event aside for that handler (`set_aside`) and still
+        delivers the event to the other handlers. After a crash the client may deliver an event again. Use `apply` to
+        handle each event exactly once.
         """
         self._run_any_time(self._client.on_event, wrap_handler(handler), name=name)
         return handler
@@ -206,7 +206,7 @@ class BlockingClient(BlockingEventsBase):
 
         Wait until all events up to a committed id have been delivered. Raises ClosedError if the client is closed.
 
-        An application that knows the committed id of a submission can wait until its tables contain the event.
+        With the committed id of a submission, an application can wait until its tables contain the event.
 
         Raises TimeoutError if it takes longer than `timeout_s`.
         """

@@ -1,4 +1,4 @@
-"""The parts of the blocking events client that the generator cannot derive: handlers run in threads."""
+"""Parts of the blocking events client that are not generated, because its handlers run in threads."""
 
 import asyncio
 import inspect

@@ -142,7 +142,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         id: UUID | str | None = None,  # noqa: A002 - its name on the wire
         expected_committed_id: int | None = None,
     ) -> Pending:
-        """Add an event to the outbox. On return it is on disk, and the client retries it until it has an outcome.
+        """Add an event to the outbox and save it to disk. The client sends it repeatedly until it has an outcome.
 
         Raises CanonicalError for a malformed event, LimitExceededError if the outbox is full, IdReusedError if a
         different event with this id is pending, and StoreError if the store cannot be written: the event is then not in
@@ -151,7 +151,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         return (await self.submit_many([Draft(event, partitions, id, expected_committed_id)]))[0]
 
     async def submit_many(self, drafts: Iterable[Draft]) -> list[Pending]:
-        """Add several events to the outbox, in this order, all or none. Raises the errors of `submit`."""
+        """Add all of the events to the outbox, in this order, or none of them. Raises the errors of `submit`."""
         self._runtime.check_open()
         return await self._outbox.submit_drafts(drafts)
 
@@ -169,7 +169,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         await self._outbox.save((), [str(one).lower() for one in ids] or [one.id for one in await self.refused()])
 
     async def send_again(self, id: UUID | str) -> Pending:  # noqa: A002 - as above
-        """Return a refused event to the outbox, under its id and without an expected committed id.
+        """Move a refused event back to the outbox with its id, but without an expected committed id.
 
         Raises ClientError if no refused event has this id, and the errors of `submit`.
         """
@@ -192,11 +192,11 @@ class Client(ConnectedClient[EventsRuntime, Status]):
     # --- events
 
     def on_event(self, handler: EventHandler, *, name: str | None = None) -> EventHandler:
-        """Call `handler` with every event, in order. It may be async. Can be used as a decorator.
+        """Call `handler` with every event, in order. It may be async. This method also works as a decorator.
 
-        If the handler raises an error, the client sets the event aside for it (`set_aside`) and still delivers the
-        event to the other handlers. After a crash the client may deliver an event again. Use `apply` to handle each
-        event exactly once.
+        If the handler raises an error, the client sets the event aside for that handler (`set_aside`) and still
+        delivers the event to the other handlers. After a crash the client may deliver an event again. Use `apply` to
+        handle each event exactly once.
         """
         check_function(handler, "the handler", may_be_async=True)
         called = name or get_handler_name(handler)
@@ -250,7 +250,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
     async def reached(self, committed_id: int) -> None:
         """Wait until all events up to a committed id have been delivered. Raises ClosedError if the client is closed.
 
-        An application that knows the committed id of a submission can wait until its tables contain the event.
+        With the committed id of a submission, an application can wait until its tables contain the event.
         """
         check_number(committed_id, "committed_id")
         if self._deliverer.cursor < committed_id:
@@ -312,7 +312,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         self._wake_tasks()
 
     def _is_live(self) -> bool:
-        """Whether the client has caught up, and handlers and loops, if there are any, have received every event."""
+        """Whether the client has caught up and its handlers and loops have received every event."""
         protocol = self._runtime.protocol
         if not self._deliverer.has_handlers:
             return protocol.is_submitting

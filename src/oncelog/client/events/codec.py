@@ -1,4 +1,4 @@
-"""The client's encoding and decoding of Events API messages (docs/reference/events.md)."""
+"""Client-side codec of the Events API (docs/reference/events.md)."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -27,7 +27,7 @@ class Connected(Struct, frozen=True):
     server_last_committed_id: Number
     epoch: str
     client_id: str = ""
-    """Client id of this client's events as readers see it. The server may prefix it with the actor."""
+    """Client id that readers see in this client's events. The server may prefix it with the actor."""
     actor: str = ""
     """Empty if the server does not reveal it."""
 
@@ -92,8 +92,8 @@ _PAYLOAD_DECODERS: Final[dict[str, Callable[[Raw], ServerMessage]]] = {
 def decode_message(data: str | bytes) -> tuple[ServerMessage | None, str | int | None]:
     """Decode a message into its payload and the id of the request that it answers. Raises ProtocolError.
 
-    Messages of unknown types have no payload. They can be ignored, because newer servers send all necessary data in the
-    known types, too.
+    Messages of unknown types have no payload. The client can ignore them, because newer servers also send all necessary
+    data in the known types.
     """
     try:
         envelope = decode_envelope(data)
@@ -123,7 +123,7 @@ def encode_sync(partitions: Sequence[str], since: int, limit: int, epoch: str, m
 
 
 def encode_submit(entries: Sequence[OutboxEntry], msg_id: str) -> bytes:
-    """Encode a request with submissions. Their bodies are copied byte by byte from the outbox."""
+    """Encode a request with submissions. Their bodies are the bytes stored in the outbox."""
     return encode_message("submit_events", b'{"events":[%b]}' % b",".join(map(_encode_item, entries)), msg_id)
 
 

@@ -62,7 +62,7 @@ class Connector(BaseConnector[EventsRuntime, EventsProtocol]):
                 self._yield_to_submissions()
 
     async def _watch_delivery(self, _socket: Socket) -> None:
-        """Reconnect to send submissions first while handlers are slow: a handler may be waiting for an outcome."""
+        """Reconnect while handlers are slow, to send submissions first: a handler may be waiting for an outcome."""
         protocol = self._protocol
         while True:
             before = protocol.page_count
@@ -79,7 +79,7 @@ class Connector(BaseConnector[EventsRuntime, EventsProtocol]):
                 self.wake_writer()
 
     def _yield_to_submissions(self) -> None:
-        """Drop the connection, because a sync cannot be interrupted. The next one sends the outbox before it syncs."""
+        """Drop the connection, because a sync cannot be interrupted. The next connection first sends the outbox."""
         self.skip_pause()
         raise LostError("handlers are too slow; the client reconnects to submit before it requests further events")
 

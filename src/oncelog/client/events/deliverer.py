@@ -1,4 +1,4 @@
-"""The task that delivers events to `apply`, handlers and loops, and saves the cursor after them.
+"""The task that delivers events to `apply`, handlers and loops, and then saves the cursor.
 
 Handlers are application functions; loops iterate over `Client.events`.
 """
@@ -37,7 +37,8 @@ class EventHandlers:
         return bool(self._handlers or self._streams)
 
     def add(self, handler: EventHandler, name: str) -> None:
-        """Add a handler. Its name identifies its failed events after a restart. Raises ValueError for a taken name."""
+        """Add a handler. Its unique name identifies its failed events after a restart. Raises ValueError for a taken
+        name."""
         if name in self._handlers:
             raise ValueError(f"another handler has the name {name!r}: give this handler another name")
         self._handlers[name] = handler
@@ -45,7 +46,7 @@ class EventHandlers:
     async def deliver(self, event: Event) -> tuple[list[SetAside], bool]:
         """Deliver an event to all handlers and loops. If one of them fails, the others still receive it.
 
-        Return the failed deliveries, and whether anything received the event: a loop may exit just before delivery.
+        Return the failed deliveries, and whether any handler or loop received the event: a loop may exit just before.
         """
         failed: list[SetAside] = []
         is_taken = bool(self._handlers)
@@ -53,7 +54,7 @@ class EventHandlers:
             error = await self.call(handler, name, event)
             if error is not None:
                 failed.append(SetAside(name, event, error))
-        # All loops get the event at the same time: none waits for the body of another.
+        # All loops get the event at the same time, so that no loop waits for the body of another.
         for handled in [stream.deliver(event) for stream in self._streams]:
             is_taken |= await handled
         return failed, is_taken
@@ -73,7 +74,7 @@ class EventHandlers:
             if inspect.isawaitable(result):
                 await result
         except (Exception, asyncio.CancelledError) as error:
-            # If the application cancelled something that its handler awaits, the client's task carries on.
+            # Continue if the application cancelled a task that its handler awaits. Stop only if this task is cancelled.
             if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                 raise
             logger.exception("the handler %s failed", name)
@@ -165,7 +166,7 @@ class Deliverer:
         self._wakeup.set()
 
     def check_not_in_handler(self, method: str) -> None:
-        """Raise RuntimeError in an event handler, which must not wait for a later event."""
+        """Raise RuntimeError when called in an event handler, which must not wait for a later event."""
         if asyncio.current_task() is self._task:
             raise RuntimeError(f"{method} must not be called by an event handler: it would deadlock")
 

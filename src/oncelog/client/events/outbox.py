@@ -31,7 +31,7 @@ class Draft(NamedTuple):
 
 
 def prepare(draft: Draft, partitions: Sequence[str], body_bytes_max: int) -> OutboxEntry:
-    """Validate a draft and convert it to an entry without a number. `partitions` are the client's partitions.
+    """Validate a draft and convert it to an outbox entry, not yet numbered. `partitions` are the client's partitions.
 
     Raises CanonicalError for a malformed or oversized event, and ValueError if the draft has no partitions and the
     client does not follow exactly one.

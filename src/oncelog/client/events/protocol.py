@@ -46,14 +46,14 @@ from oncelog.errors import ProtocolError, ServerRefusedError
 
 PAGE_EVENTS: Final = 1000
 READY_EVENTS_MAX: Final = 5000
-"""At this number of undelivered events the protocol stops requesting pages."""
+"""Number of undelivered events at which the protocol stops requesting pages."""
 REQUEST_EVENTS_MAX: Final = 500
 REQUEST_BYTES_MAX: Final = 1024 * 1024
 """Largest size of a request with more than one event."""
 ITEM_BYTES: Final = 100
 """Upper bound for the size of an event in a request, excluding its body and its partitions."""
 GROWTH_REQUESTS: Final = 64
-"""After this many accepted requests the protocol tries larger ones again."""
+"""Number of accepted requests after which the protocol tries larger ones again."""
 BUSY_MS_MIN: Final = 10
 BUSY_MS_MAX: Final = 60_000
 TOO_LARGE: Final = "too_large"
@@ -66,7 +66,7 @@ class EventsPhase(Enum):
     NONE = "none"
     CONNECTING = "connecting"
     ASIDE = "aside"
-    """Connected and submitting. The client requests events once the application wants them and there is room."""
+    """Connected and submitting. The client requests events once the application wants them and `ready` has room."""
     CATCHING_UP = "catching up"
     LIVE = "live"
     HISTORY_CHANGED = "history changed"
@@ -381,7 +381,7 @@ class EventsProtocol(BaseProtocol):
                 self.read_error = f"{error.code}: {error.message}"
                 self._send_request()
             case error_codes.BAD_REQUEST if self.phase is not EventsPhase.CONNECTING and not is_about_page:
-                pass  # about a message that the network duplicated
+                pass  # the error is about a message that the network duplicated
             case _:
                 if is_about_request and error.code == error_codes.RATE_LIMITED:
                     # The server will admit the next connection without repeating the reason.
@@ -391,7 +391,7 @@ class EventsProtocol(BaseProtocol):
     # --- frames out
 
     def _catch_up_if_ready(self) -> None:
-        """Leave phase ASIDE, unless a request is in flight, because the events in its answer could not be sorted in."""
+        """Leave phase ASIDE unless a request is in flight: the client could not order the events in its answer."""
         if self.phase is not EventsPhase.ASIDE or not self.wants_events or self.read_error is not None:
             return
         request = self._request

@@ -28,7 +28,7 @@ class ClientLimits(ConnectionLimits, frozen=True, kw_only=True):
     hand_over_events_max: int = 1000
     """Events that the client delivers in one transaction."""
     taking_timeout_ms: int = 1000
-    """If the client has had no room for further events for this long, it sends the outbox before requesting them."""
+    """If the client has had no room for further events for this long, it sends the outbox before it requests them."""
 
 
 class Event(Struct, frozen=True):
@@ -59,7 +59,7 @@ class Fault(Struct, frozen=True):
     field: str
     message: str
     current_committed_id: int | None = None
-    """The server's actual committed id, where the submission expected a different one."""
+    """Actual committed id, if the submission expected a different one."""
 
 
 class Committed(Struct, frozen=True):
@@ -117,7 +117,7 @@ class Status(BaseStatus, frozen=True, kw_only=True):
 class HistoryChange(BaseHistoryChange, frozen=True):
     """The server's history differs from the one that the client followed, after a restore or a truncation of the log.
 
-    The new history may lack events up to `cursor` that the client has delivered, or have others in their places.
+    The new history may lack events up to `cursor` that the client has delivered, or contain different ones instead.
     """
 
     cursor: int

@@ -52,7 +52,7 @@ class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
 
         `address` is HOST:PORT of the server's gRPC port. `path` is the client's file, which is created if it is
         missing, or ":memory:" for writes that need not survive a restart. `client_id` is the client id of the
-        credential; the file belongs to it permanently. `token` is a string, or a function that returns one and is
+        credential; the file permanently belongs to this id. `token` is a string, or a function that returns one and is
         called before every call to the server. `tls` is True to use the machine's root certificates, or the path of a
         PEM file with root certificates. `verify` checks the proof of every write. Raises SettingsError for an invalid
         argument.

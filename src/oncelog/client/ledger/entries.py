@@ -41,12 +41,12 @@ class QueuedWrite(BaseEntry, frozen=False, eq=False, gc=True):  # type: ignore[m
 
     @property
     def identity(self) -> bytes:
-        """The key."""
+        """The idempotency key of the write."""
         return self.key
 
     @property
     def equality_key(self) -> bytes:
-        """The operations."""
+        """The encoded operations."""
         return self.body
 
     @property
@@ -97,7 +97,7 @@ class SequenceGap(Struct, frozen=True):
 
 
 class SequenceTaken(Struct, frozen=True):
-    """A different write was committed under the sequence: the server answered SEQUENCE_REUSED or with that write."""
+    """A different write has the sequence: the server answered SEQUENCE_REUSED or returned that write."""
 
     last: int
 
@@ -127,9 +127,9 @@ class ScopeState(NamedTuple):
     last: int = 0
     """Highest sequence known to be committed."""
     freed: int = 0
-    """Highest sequence of a write that was given up. A delayed copy of that write may still commit under it."""
+    """Highest sequence of a refused or withdrawn write. A delayed copy of that write may still commit under it."""
     highest: int = 0
-    """Highest sequence that any write has ever had."""
+    """Highest sequence that the client has ever given a write."""
 
 
 class StoreChanges(NamedTuple):

@@ -38,9 +38,9 @@ RETENTION_MS: Final = 23 * 3600 * 1000
 """The server cannot have evicted a write that is younger than this: 24 hours, less one hour for clock skew."""
 
 STATE_VALID_MS: Final = 60_000
-"""How long a client state counts as current when old writes are sent."""
+"""Age up to which the client state counts as current. Before an old write is sent, the state must be current."""
 WINDOW_MIN: Final = 4
-"""Writes that may be in flight at the same time even if writes are often refused."""
+"""Refusals never reduce the number of writes that may be in flight below this."""
 
 
 class LedgerProtocol:
@@ -106,7 +106,7 @@ class LedgerProtocol:
 
     @property
     def next_sequence(self) -> int:
-        """Sequence that the next appended write gets."""
+        """Sequence that the next submitted write gets."""
         newest = next(reversed(self._queue.values()), None)
         return max(self.last, newest.sequence if newest is not None else 0) + 1
 
@@ -159,7 +159,7 @@ class LedgerProtocol:
     def take_reports(self) -> list[SettledWrite]:
         """Return the outcomes that can be reported to callers before they are saved.
 
-        An outcome is either a committed write, which the client would request again after a crash, or the error of a
+        An outcome is either a committed write, which the client would send again after a crash, or the error of a
         pending write that the server refuses to process.
         """
         reports, self._reports = self._reports, []
@@ -252,8 +252,8 @@ class LedgerProtocol:
                 self._end_probe(entry)
 
     def _handle_refusal(self, entry: QueuedWrite, outcome: Refused | ServerRefusedError) -> None:
-        # A delayed copy of this write may still commit under the freed sequence. The answer to the next write reveals
-        # that, but by then the writes behind the next one would have overtaken it.
+        # A delayed copy of this write may still commit under the freed sequence. Only the answer to the next write
+        # reveals that, so until then the protocol sends one write at a time.
         self._freed = max(self._freed, entry.highest_sequence)
         self._settle(entry, outcome)
         self._renumber()
@@ -282,8 +282,8 @@ class LedgerProtocol:
         if entry.is_certain:
             self._handle_refusal(entry, error)
             return
-        # An earlier call may have committed the write. The refusal concerns the caller or the server's limits, but the
-        # client state shows whether the write was committed.
+        # An earlier call may have committed the write, and this refusal only concerns the caller or the server's
+        # limits. The client state shows whether the write was committed.
         entry.denied = error
         self._wants_state = True
 
@@ -341,7 +341,7 @@ class LedgerProtocol:
                 if entry.sequence <= last and entry.sent_sequence == entry.sequence and not entry.is_probe:
                     entry.is_probe = True
                     self._probes += 1
-                    # Other writes wait for a probe, so it is saved wherever it is in the queue.
+                    # Other writes wait for a probe, so save it whatever its place in the queue.
                     if entry.saved_sequence != entry.sequence:
                         self._unsaved[entry.number] = entry
             self._renumber()
@@ -350,7 +350,7 @@ class LedgerProtocol:
     def _is_old(entry: QueuedWrite, now_ms: int) -> bool:
         """Whether the server may have evicted the write.
 
-        A write whose creation time lies far in the future, because the clock was set back, counts as old.
+        A write also counts as old if its creation time is far in the future because the clock was set back.
         """
         age_ms = now_ms - entry.made_at_ms
         return not entry.is_certain and not -CLOCK_CORRECTION_MS <= age_ms <= RETENTION_MS
@@ -389,7 +389,7 @@ class LedgerProtocol:
         self.is_paused = False
 
     def withdraw(self, entry: QueuedWrite) -> bool:
-        """Remove a pending write from the queue. Return True if it was not committed and can no longer be."""
+        """Remove a pending write from the queue. Return True if it was not committed and cannot be committed later."""
         is_final = entry.is_certain and entry.call is None
         if not is_final:
             self._freed = max(self._freed, entry.highest_sequence)

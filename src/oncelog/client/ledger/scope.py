@@ -90,7 +90,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         return await (await self._get_stream()).resume(resend)
 
     async def withdraw(self, key: UUID | bytes) -> bool:
-        """Stop sending a pending write, so that later writes of the scope can proceed. Return once that is saved.
+        """Stop sending a pending write, so that later writes of the scope can proceed. Return once this is saved.
 
         Returns True if the write was not committed and never will be. Returns False if an earlier attempt or a delayed
         copy of it may still commit: read the ledger to find out. Callers waiting for the write get a ClientError.

@@ -51,7 +51,7 @@ class LedgerStore(OutboxStore):
             return StoredScope(found[0], ScopeState(*found[1:]), [self._decode_entry(*row) for row in rows])
 
     def save(self, scope_id: int, changes: StoreChanges) -> None:
-        """Save changes. On return they are in the file."""
+        """Save changes in one transaction."""
         with self._file.transaction(is_durable=changes.must_be_durable) as connection:
             connection.executemany(
                 SQL["save"],

@@ -200,8 +200,8 @@ class LedgerTransport:
         is_named = tx_id == format_tx_id(record.lane, record.position)
         if is_named and proof.is_valid and proof.block.hash == success.block_header.hash:
             return written
-        # If a sequence is already used by a write with equal operations, the server answers with that write, which may
-        # be a different one.
+        # If a write with equal operations already has the sequence, the server answers with that write, even if its key
+        # is different.
         proof_failure = await self._check_committed(organization, vault, call, tx_id, sequence)
         return proof_failure if isinstance(proof_failure, SequenceTaken) else _build_proof_failure(tx_id, sequence)
 

@@ -74,7 +74,7 @@ def _check_text(text: str, name: str) -> str:
 
 
 class RefusalCode(IntEnum):
-    """Reason for refusing a write, with the numbers of the wire protocol (LG-20)."""
+    """Reasons for refusing a write, numbered as on the wire (LG-20)."""
 
     KEY_EXISTS = 1
     KEY_NOT_FOUND = 2
@@ -93,8 +93,8 @@ class Written(Struct, frozen=True):
     version: int | None = None
     """Version of every entity that the transaction set.
 
-    The server does not report `version`, `height` and `timestamp_ms` if it restarted before it answered and the client
-    may write but not read. In that case they are None."""
+    The server omits `version`, `height` and `timestamp_ms` if it restarted before it answered and the client may write
+    but not read."""
     height: int | None = None
     timestamp_ms: int | None = None
     is_replay: bool = False

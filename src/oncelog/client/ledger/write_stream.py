@@ -46,7 +46,7 @@ class LedgerRuntime(ClientRuntime[LedgerStore, LedgerLimits]):
 
 
 class Pending(BasePending[QueuedWrite, Outcome]):
-    """A write with the callers waiting for its outcome."""
+    """A write and the callers that wait for its outcome."""
 
     __slots__ = ()
 
@@ -180,7 +180,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
 
     @property
     def state(self) -> ConnectionState:
-        """State of the connection, judged by the last answer."""
+        """State of the connection according to the last answer."""
         if self._protocol.is_refused:
             return ConnectionState.REFUSED
         if self.last_error is not None and not self._transport.is_connected:
@@ -303,7 +303,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
             case LostError() | ServerRefusedError(is_transient=True):
                 self._record_no_answer(answer)
             case SequenceGap() if self.last_error is not None:
-                pass  # follows from the refusal of an earlier write, which leaves a gap
+                pass  # the refusal of an earlier write left this gap
             case _:
                 self._record_answer()
         self._protocol.handle_answer(call, answer)
@@ -353,8 +353,8 @@ class WriteStream(RetryTask[LedgerRuntime]):
     async def _wait(self, pause: RetryPause) -> None:
         """Wait until the next attempt. The pause ends early when a lost connection is re-established.
 
-        It lasts at least until the next attempt to connect. Otherwise, if the server closes every connection, the
-        client would call it without any pause.
+        It lasts at least until the next attempt to connect. Without this minimum, the client would call a server that
+        closes every connection without any pause.
         """
         loop, backoff, reconnect_ms_max = asyncio.get_running_loop(), self._backoff, self._limits.reconnect_ms_max
         pause_s = poll_s = backoff.next_pause_s(pause)

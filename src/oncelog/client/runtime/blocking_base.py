@@ -14,7 +14,7 @@ P = ParamSpec("P")
 def takes_parameters_of(
     client: Callable[P, object],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Return a decorator that gives a constructor the parameters, types and docstring of an async client's."""
+    """Return a decorator that gives a constructor the parameters and docstring of an async client's constructor."""
 
     def adapt(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
         original = getattr(client, "__init__")  # noqa: B009 - mypy takes `client` for an instance

@@ -363,7 +363,7 @@ def build_closed_error(name: str) -> ClosedError:
 async def close_store_thread(thread: ThreadPoolExecutor, close_store: Callable[[], None]) -> None:
     """Close the store after all calls that are queued for its thread, and stop the thread.
 
-    The store is closed even if the caller is cancelled while it waits. On return the thread has stopped.
+    The store is closed even if the caller is cancelled while it waits. When the call returns, the thread has stopped.
     """
     close_future = thread.submit(close_store)
     thread.shutdown(wait=False)
@@ -388,7 +388,7 @@ def get_wall_ms() -> int:
 
 
 def is_being_cancelled() -> bool:
-    """Whether the current task is cancelled. If not, a CancelledError comes from a future that the task awaits."""
+    """Whether the current task is being cancelled. If not, a CancelledError comes from a future that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -77,7 +77,7 @@ def check_function(function: Callable[..., object] | None, name: str, *, may_be_
 
 
 def check_number(number: int, name: str) -> None:
-    """Raise SettingsError for a value that is neither an event or message number nor 0."""
+    """Raise SettingsError unless the value is 0 or can be the number of an event or message."""
     if type(number) is not int or not 0 <= number <= INTEGER_MAX:
         raise SettingsError(f"{name} must be a whole number from 0 to {INTEGER_MAX}, not {number!r}")
 

@@ -21,7 +21,7 @@ OutcomeType = TypeVar("OutcomeType")
 
 
 class BasePending(Generic[Entry, OutcomeType]):
-    """A write in the outbox, with the callers waiting for its outcome."""
+    """A write in the outbox, and the callers that wait for its outcome."""
 
     __slots__ = ("_entry", "_outcome", "_waiter")
 
@@ -149,7 +149,7 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
         self._wakeup.set()
 
     async def submit(self, drafts: Iterable[Entry], withdrawn: Sequence[Any] = ()) -> list[Pending]:
-        """Accept all drafts or none. On return they, and any earlier drafts with the same ids, are on disk.
+        """Accept all drafts or none. Return once they, and any earlier drafts with the same ids, are on disk.
 
         `withdrawn` lists the keys of refused writes to remove in the same transaction. If it raises StoreError, nothing
         is saved.

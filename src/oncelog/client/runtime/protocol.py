@@ -34,7 +34,7 @@ class BlockedWrites:
 
 
 class BaseProtocol(ABC):
-    """Protocol state of one client. A connector carries its frames. Not thread-safe."""
+    """Protocol state of one client. A connector sends and receives its frames. Not thread-safe."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self.outgoing: list[bytes] = []
@@ -51,7 +51,7 @@ class BaseProtocol(ABC):
     @property
     @abstractmethod
     def is_waiting(self) -> bool:
-        """Whether the server owes an answer."""
+        """Whether the client is waiting for an answer from the server."""
 
     @property
     @abstractmethod

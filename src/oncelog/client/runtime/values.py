@@ -33,7 +33,7 @@ class BaseLimits(Struct, frozen=True, kw_only=True):
     """Pause before the second attempt. Each later pause is twice as long as the one before."""
     pause_ms_max: int = 30_000
     refused_pause_ms_min: int = 5000
-    """Like `pause_ms_min`, after the server denied access or refused for a reason that requires human action."""
+    """Like `pause_ms_min`, but after the server has denied access or refused for a reason that a person must fix."""
     refused_pause_ms_max: int = 300_000
     retry_after_ms_max: int = 300_000
     """Longest server-requested pause that the client honours."""

@@ -291,7 +291,7 @@ def _to_principal(key: ApiKey) -> Principal:
 def _intersect_keys(stored: _StoredKey, new: _StoredKey) -> _StoredKey:
     """Return a key with the rights that both entries grant.
 
-    It is revoked if either entry is, and expires when the first of them does.
+    It is revoked if either entry is revoked, and expires at the earlier of the two times.
     """
     key = msgspec.structs.replace(
         stored.key,

@@ -1,8 +1,7 @@
 """Authenticates callers by their credentials.
 
 An API calls `authenticate` once for each connection or request, and checks the principal's grants for every partition
-before it reads the log (CO-22). The client receives the text of an `AuthError`; the server's log output gets its
-`reason`.
+before it reads the log (CO-22). The client receives the text of an `AuthError`; the server logs its `reason`.
 """
 
 import re

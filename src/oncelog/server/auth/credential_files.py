@@ -167,10 +167,10 @@ class CredentialFiles:
     def __init__(self, files: Iterable[CredentialFile] = ()) -> None:
         self._files = tuple(files)
         self._generation = 0
-        """Number of complete reloads, so that `apply` can ignore reads from before the last one."""
+        """Number of complete reloads, so that `apply` can ignore reads from before the last reload."""
         self._polls = 0
         self._pending_reads: dict[CredentialFile, tuple[int, Future[FileRead | None]]] = {}
-        """Reads that did not finish within their poll, with their generation. Only `load_changes` uses it."""
+        """Reads that did not finish within their poll, with their generation. Only `load_changes` uses this dict."""
 
     def __bool__(self) -> bool:
         return bool(self._files)
@@ -206,7 +206,7 @@ class CredentialFiles:
         return generation, reads
 
     def apply(self, changes: FileChanges) -> tuple[bool, list[str]]:
-        """Start using the contents of changed files. Returns whether any was used, and unreported failures."""
+        """Start using the contents of changed files. Returns whether it used any, and the unreported failures."""
         generation, reads = changes
         if generation != self._generation:
             return False, []

@@ -76,8 +76,8 @@ class _AckBatch:
     def enqueue(self, pending: PendingAck) -> None:
         self.queued.append(pending)
         if len(self.queued) > PENDING_ACKS_MAX:
-            # Refuse the acknowledgement with the lowest sequence now. A higher one may still cover it; but if none did,
-            # the queue could not notify the sender later.
+            # Refuse the acknowledgement with the lowest sequence now, because the queue cannot keep it to notify its
+            # sender later. A higher one may still cover it.
             lowest = min(self.queued, key=lambda ack: ack.sequence)
             self.queued.remove(lowest)
             message = f"more than {PENDING_ACKS_MAX} acknowledgements for this chat are queued"

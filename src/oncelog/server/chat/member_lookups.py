@@ -1,8 +1,8 @@
 """Live delivery to users with more chats than the hub keeps in memory.
 
-The hub keeps the chats of each user with at most `live_chats_max` of them. Other users can add a user to any number of
-chats, so the limit must not determine which chats are delivered. For users above the limit, the hub asks the store once
-per chat which of these users are members, and caches the answers for the most recently used chats.
+The hub keeps all chats of a user in memory if there are at most `live_chats_max`. Other users can add a user to any
+number of chats, so the limit must not determine which chats are delivered. For users above the limit, the hub asks the
+store once per chat which of these users are members, and caches the answers for the most recently used chats.
 
 Until the answer arrives, the hub keeps only the range of the new messages. Keeping the messages themselves could
 exhaust memory or a limit that users share. The members in the answer then receive the range from the store and follow
@@ -48,7 +48,7 @@ class LookupReceiver(Protocol):
         """Send membership changes, each paired with its user, and make the named users follow the chat."""
 
     def unfollow_chat(self, scope: str) -> None:
-        """Make all looked-up users leave the chat."""
+        """Make all looked-up users stop following the chat."""
 
     def disconnect_users(self, names: Collection[str], error: Exception) -> None:
         """Disconnect users who missed messages. Their clients reconnect and sync."""
@@ -67,7 +67,7 @@ class _PendingChat:
     queried: dict[str, int] = field(default_factory=dict)
     """The users in the query, with their numbers."""
     covered: int = 0
-    """The newest user's number when the query began."""
+    """Number of the newest user when the query began."""
     queried_last: int = 0
     """Value of `last` when the query began. Users who connected later need the messages after it."""
     queried_changes: int = 0
@@ -174,7 +174,7 @@ class MemberLookups:
     # --- chats without an answer
 
     def add_message(self, scope: str, sequence: int, sender: object | None) -> None:
-        """Queue a message in an uncovered chat for all members except the sender."""
+        """Queue a message, for all members except the sender, until the chat has a valid answer."""
         chat = self._get_pending(scope)
         if not chat.last:
             chat.after = chat.queried_last = sequence - 1
@@ -185,7 +185,7 @@ class MemberLookups:
         self._start()
 
     def add_change(self, scope: str, member: str, frame: bytes) -> None:
-        """Queue a membership change in an uncovered chat for the other members."""
+        """Queue a membership change, for the other members, until the chat has a valid answer."""
         self._get_pending(scope).changes.append((member, frame))
         self._size += 1
         self._start()

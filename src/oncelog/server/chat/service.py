@@ -185,7 +185,7 @@ class ChatService(ApiService):
         actor = principal.actor
         additions = [SetMember(scope, member, actor=actor) for member in dict.fromkeys(members) if member != actor]
         with translate_errors():
-            # Admitted together, because a chat may have more members than a tenant's rate limit allows in one burst.
+            # Admit all at once, because a chat may have more members than a tenant's rate limit allows in one burst.
             verdicts = await self.log.submit_many(
                 [OpenStream(scope, actor, self._new_chats_rate), *additions], Mode.ALL, is_admitted_whole=True
             )

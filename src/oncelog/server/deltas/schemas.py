@@ -33,7 +33,7 @@ class Column(Struct, frozen=True):
     nullable: bool
 
     def find_problem(self, value: bytes) -> str | None:
-        """Return the fault of a canonical value, or None if it is valid."""
+        """Return why a canonical value is invalid, or None if it is valid."""
         kind = _get_type(value)
         if kind == "null":
             return None if self.nullable or self.type == "json" else f"must be of type {self.type}, not null"

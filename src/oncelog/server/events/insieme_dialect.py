@@ -51,8 +51,8 @@ _ERROR_CODES: Final = {
         (error_codes.SERVER_BUSY, error_codes.READ_ONLY, error_codes.QUOTA_EXCEEDED), error_codes.SERVER_ERROR
     ),
 }
-"""Codes that differ in this dialect. The client does not support SERVER_BUSY and would wait for its answer
-indefinitely. After `server_error` it reconnects and resends all events without a result."""
+"""Codes that differ in this dialect. The client does not support SERVER_BUSY and would wait indefinitely for a
+different answer. After `server_error` it reconnects and resends all events without a result."""
 
 _FIELD_NAMES: Final = {"key": "id", "body": "payload", "fingerprint": "payload", "partitions": "partition"}
 """This dialect's names for fields. Fields that are not listed keep their name."""
@@ -145,7 +145,8 @@ class InsiemeDialect(Dialect):
         details = {_to_camel_case(name): value for name, value in error.details.items()}
         code = _ERROR_CODES.get(error.code, error.code)
         if code == error_codes.RATE_LIMITED and self._project is not None:
-            # Before `connect` the code is kept: it limits wrong credentials, and resending them does not help.
+            # Keep the code before `connect`. It means too many wrong credentials there, and resending them does not
+            # help.
             code = error_codes.SERVER_ERROR
         return ApiError(code, error.message, **details)
 

@@ -10,8 +10,8 @@ A subscriber's scope is the partitions of its last `sync`. A subscriber is in on
 
 The subscriber has delivered all records of its scope up to `_delivered`. It never broadcasts an event to the connection
 that submitted it: the reply takes the event's place in the order. `OwnPositions` keeps the positions of these events
-for as long as the connection lives, up to a limit. A catch-up that begins before the oldest position still kept closes
-the connection. The client syncs again on a new connection and loses nothing.
+for as long as the connection lives, up to a limit. If a catch-up would begin before the oldest kept position, the
+server closes the connection. The client then syncs again on a new connection and loses nothing.
 """
 
 import asyncio
@@ -92,7 +92,7 @@ class OwnPositions:
 
 
 class Subscriber:
-    """The reads of one connection."""
+    """Delivers pages and broadcasts to one connection."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ Context = Any
 """A `grpc.aio.ServicerContext`, whose type annotations are incomplete."""
 
 MESSAGE_BYTES_MAX: Final = 1024
-"""Enough for the name of a service or type."""
+"""Maximum size of a request, which contains the name of a service or type."""
 READS_MAX: Final = 16
 """Concurrent reads of health requests, across all addresses."""
 READS_PER_ADDRESS_MAX: Final = 4
@@ -136,8 +136,9 @@ class Reflection:
 async def end_call(context: Context, *details: Any) -> NoReturn:
     """End a call with an error.
 
-    gRPC keeps the exception that `abort` raises as long as the call, and the exception refers to the frames that raised
-    it and thus to the call. Only a garbage collection frees this cycle, so the exception must not refer to a message.
+    gRPC keeps the exception that `abort` raises for as long as the call exists. The exception refers to the frames that
+    raised it, and thus to the call. Only a garbage collection frees this cycle, so the exception must not refer to a
+    message.
     """
     try:
         await context.abort(*details)

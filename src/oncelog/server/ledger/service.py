@@ -112,7 +112,7 @@ class LedgerService(ApiService):
         return await asyncio.shield(answered)  # the write is in flight even if its caller is gone
 
     def write_nowait(self, request: Write, principal: Principal, answer: OnAnswer, fail: OnFailure) -> None:
-        """Commit a transaction without a task. Raises ApiError, or calls `answer` or `fail` immediately or later."""
+        """Commit a transaction without creating a task. Raises ApiError, or calls `answer` or `fail` now or later."""
         submission = self.to_submission(request, principal)
         pending = _PendingWrite(self, submission, principal, request.is_batch, answer, fail)
         try:
@@ -177,7 +177,7 @@ class LedgerService(ApiService):
     def _to_replay_answer(
         self, submission: Submission, receipt: Receipt | None, *, erased: bool, is_batch: bool
     ) -> WriteAnswer:
-        """Return the first answer if it is in memory and not a batch's, otherwise ALREADY_COMMITTED with the position.
+        """Return the first answer if it is in memory (never for a batch), or ALREADY_COMMITTED with the position.
 
         See LG-10, LG-11 and LG-17.
         """

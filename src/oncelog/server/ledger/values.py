@@ -10,7 +10,7 @@ from oncelog.core.proof import Attestation, Block
 from oncelog.core.values import Receipt
 
 Members = dict[str, Any]
-"""An answer or a part of one, by the names that JSON and gRPC messages share."""
+"""An answer or a part of one, under the names that JSON and gRPC messages share."""
 
 
 class Write(Struct, frozen=True, gc=False):
@@ -52,7 +52,7 @@ class WriteError(Struct, frozen=True, gc=False):
     code: WriteErrorCode
     message: str
     members: Members
-    """Details, by the names that JSON and gRPC messages share."""
+    """Details, under the names that JSON and gRPC messages share."""
 
 
 WriteAnswer = WriteSuccess | WriteError

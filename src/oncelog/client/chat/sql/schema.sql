@@ -29,7 +29,7 @@ CREATE TABLE messages (
     created_at TEXT NOT NULL,
     PRIMARY KEY (chat_id, sequence)
 ) STRICT, WITHOUT ROWID;
--- The user's messages without an outcome: the only messages that the client sends. It never reuses a number.
+-- The user's messages without an outcome. The client sends only messages in this table and never reuses a number.
 CREATE TABLE outbox (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     client_message_id TEXT NOT NULL,

@@ -3,8 +3,8 @@ CREATE TABLE client (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     client_id TEXT NOT NULL
 ) STRICT;
--- An organization or a vault, and its sequences: the highest one known to be committed, the highest one of a write that
--- was given up, and the highest one that any write ever had.
+-- An organization or a vault, and its sequences: the highest one known to be committed, the highest one of a refused or
+-- withdrawn write, and the highest one that any write ever had.
 CREATE TABLE scopes (
     id INTEGER PRIMARY KEY,
     organization TEXT NOT NULL,

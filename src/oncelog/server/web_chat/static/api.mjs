@@ -1,7 +1,7 @@
 // Client of the Chat API over HTTP, for chats, members and older messages. In development mode a name is a credential.
 
 // The keeper is the user that creates the lobby, greets visitors and adds them as members. This is not a feature of the server,
-// where only members can add users to a chat: the page sends these requests under the keeper's name, which works only in
+// where only owners can add users to a chat: the page sends these requests under the keeper's name, which works only in
 // development mode.
 export const LOBBY = "lobby";
 export const KEEPER = "doorkeeper";
@@ -68,7 +68,7 @@ export class Api {
     return (await this.#call("GET", `${path(chatId, "messages")}?${query}`)).messages;
   }
 
-  // Add the visitor to the lobby, in the keeper's name. Creates the lobby if it does not exist.
+  // Add the visitor to the lobby, under the keeper's name. Creates the lobby if it does not exist.
   async enterLobby() {
     const lobby = await this.create(LOBBY, [`user:${this.name}`], KEEPER);
     if (lobby.last_sequence > 0) return;

@@ -1,11 +1,11 @@
-// Simulates a bad network between the protocol and the WebSocket. It drops, duplicates, delays and reorders frames in both
-// directions, which an open WebSocket never does, to demonstrate how the protocol recovers.
+// Simulates a bad network between the protocol and the WebSocket, to demonstrate how the protocol recovers. It drops,
+// duplicates, delays and reorders frames in both directions. An open WebSocket itself never loses or reorders frames.
 
 export const BAD = { drop: 0.2, duplicate: 0.2, reorder: 0.3, delayMs: 250 };
 export const GOOD = { drop: 0, duplicate: 0, reorder: 0, delayMs: 0 };
 
-// Return when the copies of a frame arrive, in milliseconds from now. A dropped frame has no copies. A frame that is not
-// reordered arrives no earlier than `behindMs`, when the previous frame arrives. Pure except for `random`.
+// Return the delays after which the copies of a frame arrive, in milliseconds. A dropped frame has no copies. A frame that is
+// not reordered arrives no earlier than `behindMs`, when the previous frame arrives. Pure except for `random`.
 export const fate = ({ drop, duplicate, reorder, delayMs }, behindMs, random) => {
   if (random() < drop) return { arrivals: [], isDropped: true, isDoubled: false, isReordered: false };
   const isDoubled = random() < duplicate;

@@ -114,7 +114,7 @@ export class Shell {
       }
       this.changed();
     } catch (error) {
-      // The socket reports an unreachable server as well, and the list of chats reports the end of a membership as well.
+      // Ignore the error: the socket also reports an unreachable server, and the list of chats the end of a membership.
       if (!(error instanceof ApiError || error instanceof TypeError)) throw error;
     }
   }
