@@ -66,7 +66,8 @@ _FOUR_BYTE_PREFIXES: Final = b"\xf0\xf1\xf2\xf3\xf4"
 _LITERALS: Final = {True: "true", False: "false", None: "null"}
 _SIMPLE_SCALARS: Final = frozenset({str, int, bool, NoneType})
 _ORJSON_OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER | orjson.OPT_PASSTHROUGH_SUBCLASS
-"""orjson returns even short output in a buffer of 4 KiB. Output that may be kept is therefore copied."""
+"""Options of the native encoder. It returns even short output in a buffer of 4 KiB, so output that may be kept is
+copied."""
 
 
 def canonical(value: JsonValue) -> bytes:
@@ -355,7 +356,7 @@ _Entry = tuple[str | int, str, JsonValue]
 class UnreadableValue(Exception):  # noqa: N818 - also a value
     """A value without a canonical form. `_encode` catches it and adds the path.
 
-    In parsed JSON it stands in for an unreadable part until the walk through the value finds its path.
+    In parsed JSON it is the placeholder for an unreadable part, until the walk through the value finds the path.
     """
 
     def __init__(self, reason: str, *steps: str) -> None:

@@ -1,7 +1,7 @@
 """Row deltas: their streams, JSON form and submissions.
 
-A push is canonicalised as a whole. After that, the columns of its deltas are bytes, which are used unchanged for the
-id, the body and the row.
+A push is converted to canonical form once, as a whole. The columns of its deltas then remain bytes, from which the id,
+the body and the row are built.
 """
 
 from collections.abc import Iterable, Sequence

@@ -160,8 +160,10 @@ def _build_change(act: str, item: SetMember, member: Member | None, roster: Rost
 
 
 def _admit(item: OpenStream | SetMember, change: _RosterChange, state: BatchState) -> Applied | Refused:
-    """Check the limits on new writes for an addition or a new role, and count it. The caller has checked that it is a
-    change."""
+    """Apply an added member or a new role, unless a limit on new writes refuses it.
+
+    The caller has checked that the item changes something.
+    """
     if item.known_only and can_be_known_only(item):
         return NOT_KNOWN
     added = (item.scope, item.member) if change.act.act == MEMBER_ADDED else None
