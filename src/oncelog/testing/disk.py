@@ -152,7 +152,7 @@ class Disk:
         return None if file is None else bytes(file.content[:size])
 
     def copy_to(self, directory: Path) -> None:
-        """Write all files, as a read sees them, to a real directory, where any copy of SQLite can open them."""
+        """Write all files, as a read sees them, to a real directory, where other SQLite libraries can open them."""
         with self._drive.lock:
             for name, file in self._drive.directory.files.items():
                 (directory / name).write_bytes(file.content)
