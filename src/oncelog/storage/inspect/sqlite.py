@@ -121,8 +121,7 @@ class FileInspector:
 
     def renew_epoch(self, above: int | None = None, operator: Operator = Operator()) -> EpochRenewal:
         """See `Inspector`. Raises StoreError if the log is open elsewhere, or MovedError."""
-        # `renew_epoch` migrates an older schema itself, because no server may open the log before its numbers have
-        # leapt.
+        # `renew_epoch` migrates an older schema itself, because no server may open the log before the leap.
         with open_read_transaction(self._path, allow_older=True) as (connection, metadata):
             if metadata.schema_version >= MOVED_SCHEMA_VERSION:
                 check_not_moved(connection)

@@ -125,7 +125,7 @@ class MigrationSource(FileView):
     # --- copying
 
     def iterate_slices(self, upto: SourceState, reached: Mapping[int, LaneHead]) -> Iterator[RecordSlice]:
-        """Yield the records between the heads already reached and the heads of a state."""
+        """Yield the records above the heads in `reached`, up to the heads of a state."""
         for lane, head in sorted(upto.heads.items()):
             at = reached.get(lane, LaneHead())
             while at.position < head.position:
@@ -215,7 +215,7 @@ def _fetch_slice_rows(cursor: sqlite3.Cursor) -> list[RowTuple]:
 def _check_dense(lane: int, positions: list[int], after: int, gaps: Sequence[Gap]) -> None:
     """Raise CorruptError if the positions are not consecutive, or if the list is empty.
 
-    A gap is valid only where the log has leapt.
+    Only a leap of the log may leave a gap.
     """
     for before, position in pairwise([after, *(positions or [-1])]):
         if position != before + 1 and (before, position) not in gaps:

@@ -204,7 +204,7 @@ class SqlStore(ABC):
         return self._load_side_state(read_set)
 
     def _load_side_state(self, read_set: ReadSet) -> QuerySteps[SideState]:
-        """Load the heads before the side state, so that no row is expired by a head that is newer than the row."""
+        """Load the heads before the side state, so that no row seems expired only because its head is newer."""
         mark, jumped = yield from self._propose_mark()
         heads = yield from records.load_heads()
         snapshot = Snapshot(

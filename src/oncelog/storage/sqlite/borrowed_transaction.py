@@ -155,7 +155,7 @@ class BorrowedTransaction:
         self._newest_root = tip or self._connection.execute(_NEWEST_ROOT_SQL).fetchone()
 
     def _acquire_lock(self) -> None:
-        """Wait for the lock for as long as the connection's busy timeout for other processes."""
+        """Acquire the lock. Waits at most as long as the connection waits for other processes (its busy timeout)."""
         (timeout_ms,) = self._connection.execute("PRAGMA busy_timeout").fetchone()
         if not self._shared_file.lock.acquire(timeout=timeout_ms / 1000):
             raise StoreUnavailableError(f"{self._path}: another thread holds the log's write lock; try again")

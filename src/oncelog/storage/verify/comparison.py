@@ -22,7 +22,7 @@ from oncelog.storage.verify.source import LogState, VerificationSource, pair_row
 
 
 class ComparisonState(Enum):
-    """Outcome of comparing an entry with its rebuilt value if it shows no damage."""
+    """Outcome of a comparison that found no damage in an entry."""
 
     SAME = "same"
     ABSENT = "absent"

@@ -45,7 +45,7 @@ CREATE TABLE unknown_deltas (lane, scope, delta_id, PRIMARY KEY (lane, scope, de
 CREATE TABLE folds (
     lane, scope, table_name, row_id, sequence, digest, deleted_hlc, PRIMARY KEY (lane, scope, table_name, row_id)
 ) WITHOUT ROWID;
--- The last known deletions, in the scopes that have unknown records too.
+-- The last known deletions, in scopes that also have unknown records.
 CREATE TABLE removed (lane, scope, name, sequence, PRIMARY KEY (lane, scope, name)) WITHOUT ROWID;
 """
 
@@ -101,7 +101,7 @@ class ScratchDatabase:
         save_tables(self._connection, changes, self._settings.lanes, stored)
 
     def add_unknown(self, lane: int, scope: str, sequence: int, is_erased: bool, delta_id: bytes | None) -> None:
-        """Record that a record's effects are not known, with its id if it is a delta."""
+        """Add a record whose effects are not known. `delta_id` is its id if it is a delta."""
         self._connection.execute("INSERT INTO unknown VALUES (?, ?, ?, ?, 0)", (lane, scope, sequence, is_erased))
         if delta_id is not None:
             self._connection.execute("INSERT OR IGNORE INTO unknown_deltas VALUES (?, ?, ?)", (lane, scope, delta_id))

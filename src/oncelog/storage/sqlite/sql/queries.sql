@@ -108,7 +108,7 @@ ON CONFLICT (lane) DO UPDATE SET
 INSERT INTO oncelog_blocks (lane, height, first_position, count, log_time_ms, previous, root) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: remembered
--- What the log remembers of the records at the given places.
+-- Stored answers (`Remembered`) for the records at the given places.
 SELECT place, sequence, log_time_ms, height, client_sequence, policy, scope, client, r.key, fingerprint, body IS NULL
 FROM json_each(:places) AS n CROSS JOIN oncelog_records AS r ON place = n.value;
 
