@@ -107,7 +107,7 @@ class LaneDraft(Struct, gc=False):
         self.head = replace(self.head, revision=above)
 
     def remembers(self, retention: Retention, since_ms: int) -> bool:
-        """Return whether the lane still remembers state last seen at `since_ms`."""
+        """Return whether the lane still remembers state from `since_ms`."""
         return retention.remembers(since_ms, self.log_time_ms, self.eviction_time_ms)
 
     def build_head(self) -> LaneHead:

@@ -87,9 +87,9 @@ def canonical_at(value: JsonValue, path: str, form: Callable[[JsonValue], bytes]
 def canonical_text(text: bytes | str) -> bytes:
     """Return the JCS form of a JSON text. Raises CanonicalError if an object repeats a key.
 
-    The native decoder silently keeps the last of several equal keys. Each dropped pair has at least one colon. Nothing
-    else changes the number of colons, provided that no escape hides one. Equal counts therefore prove that no pair was
-    dropped; any other JSON text goes to the exact encoder.
+    The native decoder silently keeps only the last of several equal keys. A dropped pair removes at least one colon,
+    and nothing else changes the number of colons if none is escaped. Equal numbers before and after therefore prove
+    that no pair was dropped. All other texts go to the exact encoder.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     found = None if b"\\u" in data else canonical_plain(data)

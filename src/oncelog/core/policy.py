@@ -102,8 +102,7 @@ class Retention(Struct, frozen=True):
             )
 
     def remembers(self, since_ms: int, log_time_ms: int, eviction_time_ms: int) -> bool:
-        """Return whether state last seen at `since_ms` is still remembered, given the log time and the last
-        eviction."""
+        """Return whether state from `since_ms` is still remembered, given the log time and the last eviction."""
         if self.forget is Forget.NEVER:
             return True
         if self.forget is Forget.AT_AGE:

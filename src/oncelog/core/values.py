@@ -658,7 +658,7 @@ class Changes(StateTables[None]):
     records: list[Record] = field(default_factory=list)
     heads: dict[int, LaneHead] = field(default_factory=dict)
     leap: int = 0
-    """Number above which a leap resumes all numbers, or 0 without a leap. It becomes the floor of all streams."""
+    """Number above which all numbers continue after a leap, which is the floor of all streams. 0 without a leap."""
 
     @property
     def is_empty(self) -> bool:

@@ -52,7 +52,7 @@ def check_member(scope: str, actor: str, state: BatchState) -> Refused | None:
 
 
 def get_effective_role(member: Member, roster: Roster) -> Role:
-    """Return the role that a member effectively has."""
+    """Return the effective role of a member."""
     return Role.OWNER if member.is_owner or roster.owners is None else Role.MEMBER
 
 

@@ -106,8 +106,8 @@ def take_token(
     """Return when a bucket is full again if one more token is taken, and how long the write must wait for that token.
 
     The wait is 0 or less if the token is available, or if a request that is admitted as a whole may overdraw the
-    bucket. Set `is_bounded` if `now_ms` may go back. If a bucket would then need longer to refill than a full burst, or
-    the largest overdraft, can explain, it is treated as full.
+    bucket. Set `is_bounded` if `now_ms` may go back. A bucket that needs longer to refill than the burst or the largest
+    overdraft allows is then treated as full.
     """
     token_us = -(-_SECOND_US // per_second)
     now_us = now_ms * _MILLISECOND_US
