@@ -109,7 +109,7 @@ def _iterate_commands() -> Iterator[tuple[int, list[str]]]:
 
 
 def _read_arguments(pid: int) -> list[str]:
-    """Return the arguments of a process, which are readable for processes of all users.
+    """Return the arguments of a process, which any user may read.
 
     The list is empty if it has exited.
     """
