@@ -1,7 +1,7 @@
 """Metadata of a log: schema version, epoch, settings, and the leaps of its numbers.
 
 `core.rules.leaps` defines leaps. The numbers of all leaps are stored as one string in the log's state. Every
-transaction reads that row anyway, so a log that was never restored pays nothing for it.
+transaction reads that row anyway, so a log that was never restored does no extra work.
 """
 
 import logging

@@ -256,13 +256,13 @@ class KeyStatus(Struct, frozen=True):
 
 
 class SideState(Struct, frozen=True):
-    """The requested side state, read at one point in time, and the time at which to judge its expiry."""
+    """The requested side state, read at one point in time, and the time that determines its expiry."""
 
     snapshot: Snapshot
     """Includes the heads of the requested lanes."""
     time_ms: int
-    """Time at which a write would be decided now, unless the time of its lane is later. It is 0 while the clock is in
-    doubt, so that time does not advance for readers either."""
+    """Time at which a write would be decided now, unless the time of its lane is later. It is 0 from a clock jump
+    until its confirmation, so that time does not advance for readers either."""
 
     def get_time_ms(self, lane: int) -> int:
         """Return the time at which a write to the lane would be decided."""
@@ -537,7 +537,7 @@ class Store(Protocol):
         """
 
     async def erasures(self) -> int:
-        """Return a number that grows with every erasure. A cache that sees it grow discards its answers."""
+        """Return a number that grows with every erasure. If it has grown, a cache must discard its answers."""
 
     async def consumers(self) -> list[Consumer]:
         """Return all named consumers."""

@@ -97,7 +97,7 @@ class FileView(LogView):
 
 
 def load_lane_index_states(connection: Any) -> dict[int, LaneIndexState]:
-    """Return how far the key index in a file has sealed the keys of each lane."""
+    """Return the progress of the key index in each lane of a file."""
     rows = connection.execute(SQL["lanes"]).fetchall()
     return {row[0]: LaneIndexState(row[1], row[8], row[9]) for row in rows}
 

@@ -37,7 +37,7 @@ _COUNTED: Final = {
     "policies": "policies",
     **{table.name: table.name for table in STORED_TABLES},
 }
-"""Counts of rows that both logs must have, by their names in messages."""
+"""Tables and rows whose counts must be equal in both logs, by their names in messages."""
 SLICE_ROWS: Final = 10_000
 SLICE_BYTES: Final = 16 * 2**20
 """Maximum bytes of bodies in a slice. A longer body forms a slice alone."""
@@ -74,7 +74,7 @@ class PendingMove(Struct, frozen=True):
     source_epoch: str
     started_ms: int
     id: str
-    """Unique id, which the mark in the file refers to."""
+    """Unique id, which the marker in the file contains too."""
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def open_source(path: str) -> Iterator["MigrationSource"]:
 
 
 class MigrationSource(FileView):
-    """The source file, outside a transaction except under the lock. Only one thread at a time may use it."""
+    """The source file. Only one thread at a time may use it. Only the lock keeps a transaction open between calls."""
 
     def __init__(self, path: str, connection: sqlite3.Connection, metadata: LogMetadata) -> None:
         super().__init__(connection, path, metadata)

@@ -35,7 +35,7 @@ HEAD_START_S: Final = 0.25
 """How long the factory waits for a server before it connects to the next one in parallel."""
 
 RETRY_S: Final = 0.5
-"""Interval of retries with the other servers while one is silent."""
+"""Interval at which the factory tries the other servers again while one is silent."""
 
 
 class SessionFactory:

@@ -84,8 +84,8 @@ class ExpirySweep:
         return lane
 
     def run(self, heads: Mapping[int, LaneHead], lane: int | None = None) -> QuerySteps[int]:
-        """Delete the expired rows in one slice of each table, inside a commit's transaction, judged by the heads from
-        before the commit.
+        """Delete the expired rows in one slice of each table, inside a commit's transaction. The heads from before the
+        commit determine expiry.
 
         Without a lane, the slice covers all lanes. Returns how many client entries were deleted.
         """

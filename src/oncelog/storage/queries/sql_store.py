@@ -90,7 +90,7 @@ class SqlStore(ABC):
 
     @abstractmethod
     def _propose_mark(self) -> QuerySteps[tuple[ClockMark, Exception | None]]:
-        """Return the clock mark of a commit made now, and an error if the clock is in doubt."""
+        """Return the clock mark of a commit made now, and an error if the clock has jumped."""
 
     @abstractmethod
     async def _run_write(self, lanes: Collection[int], query: SharedQuery[T], *arguments: Any) -> T:

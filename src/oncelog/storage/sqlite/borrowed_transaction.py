@@ -63,7 +63,7 @@ class _BorrowedConnection:
 class _SharedFile:
     """State that all borrowed transactions on one file share within a process.
 
-    They acquire its lock before the file's.
+    A transaction acquires its lock before the lock of the file.
     """
 
     def __init__(self, transaction: StoreTransaction) -> None:

@@ -28,7 +28,7 @@ class _Call(Struct):
 
 
 class WorkerThread:
-    """Runs calls for one event loop. The owner calls `stop`, or else `atexit` does when the program ends."""
+    """Runs calls for one event loop. The owner calls `stop`; otherwise `atexit` calls it when the program ends."""
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()

@@ -329,7 +329,7 @@ class Writer:
 
         The connection is kept open if only the disk fails. A commit whose sync failed can still be read from the
         write-ahead log, but Linux never writes it to the disk. This connection knows that the commit is void and
-        overwrites it. A new connection would take it for a valid commit and append further commits, which the next
+        overwrites it. A new connection would treat it as valid and append further commits, which the next
         power failure would remove together with it.
         """
         try:

@@ -143,7 +143,7 @@ class ScratchDatabase:
         return None if found is None else (found[0], FoldedRow(*found[1:]))
 
     def has_unfolded(self, lane: int, scope: str, after: int = 0) -> bool:
-        """Return whether a stream has records after a sequence whose effects are neither known nor in a fold."""
+        """Return whether a stream has records above `after` whose effects are neither known nor in a fold."""
         return self._has_record("sequence > ? AND NOT is_folded", lane, scope, after)
 
     def iterate_table(self, table: SideStateTable) -> Iterator[RowTuple]:
@@ -162,19 +162,19 @@ class ScratchDatabase:
         return int(self._connection.execute(f"SELECT count(*) FROM oncelog_{table.name}").fetchone()[0])  # noqa: S608
 
     def is_unknown(self, lane: int, scope: str, sequence: int) -> bool:
-        """Return whether the effects of the record with a sequence are not known."""
+        """Return whether the record at a sequence has unknown effects."""
         return self._has_record("sequence = ?", lane, scope, sequence)
 
     def is_erased(self, lane: int, scope: str, sequence: int) -> bool:
-        """Return whether the record with a sequence has been erased."""
+        """Return whether the record at a sequence has been erased."""
         return self._has_record("sequence = ? AND is_erased", lane, scope, sequence)
 
     def has_unknown(self, lane: int, scope: str, after: int = 0) -> bool:
-        """Return whether a stream has records after a sequence whose effects are not known."""
+        """Return whether a stream has records with unknown effects above `after`."""
         return self._has_record("sequence > ?", lane, scope, after)
 
     def is_unknown_delta(self, lane: int, scope: str, delta_id: bytes) -> bool:
-        """Return whether a stream has a delta with the id, whose content is not known."""
+        """Return whether a stream has a delta with this id and unknown content."""
         statement = "SELECT 1 FROM unknown_deltas WHERE lane = ? AND scope = ? AND delta_id = ?"
         return self._connection.execute(statement, (lane, scope, delta_id)).fetchone() is not None
 

@@ -5,7 +5,7 @@ because every insert touches a different page. Keys therefore move through three
 
     memtable  the newest keys, in memory only; rebuilt from the records when a file is opened
     sealed    sorted into a new segment, in runs of about 60 keys (key_run.py), appended in one direction
-    merged    FAN_OUT segments of a level become one segment of the next level, so there are never many
+    merged    FAN_OUT segments of a level become one segment of the next level, so their number stays small
 
 Sealing and merging run in slices inside the transactions of commits, in proportion to the keys of each commit, so no
 commit waits for a large step. The same transaction saves the progress, and any process can continue the work. Lookups
@@ -67,7 +67,7 @@ class LaneIndexState(NamedTuple):
 
 
 CATCH_UP_KEYS_MAX: Final = 1000
-"""How many keys of other processes `is_nearly_current` tolerates."""
+"""Maximum number of unread keys of other processes at which `is_nearly_current` returns True."""
 
 
 class KeyIndex:
@@ -310,7 +310,7 @@ class KeyIndex:
 
     def _begin_jobs(self, connection: Any, delta: IndexDelta) -> None:
         if 0 not in delta.jobs and not self._sealing_memtable and len(self._memtable) >= self._seal_keys:
-            # This transaction's keys remain in the memtable: sealing covers the lanes up to their positions before it.
+            # Sealing covers the positions before this transaction, so the transaction's keys remain in the memtable.
             connection.executemany(SQL["start_sealing"], [(position, lane) for lane, position in self._lanes.items()])
             delta.begin_job(connection, 0, (), count_places(self._memtable))
             delta.began_sealing = True
@@ -352,7 +352,7 @@ class KeyIndex:
     def _merge(self, connection: Any, delta: IndexDelta, job: IndexJob, count: int) -> None:
         """Merge a part of the hash range.
 
-        Hashes are uniformly distributed, so it contains the same share of the keys.
+        Hashes are uniformly distributed, so the part contains the same share of the keys.
         """
         upto = min(HASH_MAX, job.cursor + max(1, (HASH_MAX + 1) * count // max(1, job.keys)))
         merge = self._merges.get(job.level)

@@ -269,7 +269,7 @@ SELECT place >> 48, place & 281474976710655, sequence, log_time_ms, height, poli
 FROM json_each(?2) AS n CROSS JOIN oncelog_records AS r ON place = (?1 << 48 | n.value) WHERE body IS NOT NULL ORDER BY n.key;
 
 -- name: erase
--- Keeps only the hash of the body, padded with zeros to the size of the row.
+-- Keeps only the hash of the body. Padding with zeros preserves the size of the row.
 UPDATE oncelog_records SET body_hash = ?3, salt = NULL, body = NULL,
     padding = zeroblob(length(body) + coalesce(length(padding), 0) - 20) WHERE place = (?1 << 48 | ?2);
 
