@@ -165,8 +165,8 @@ class _LogMigration:
         if found is not None:
             await target.resume(found[0])
             await self._check_same_history()
-        # Copy even if the file has the marker: a standby that lagged behind may have become the primary. Its missing
-        # records are then copied again, and the marker is on the disk, before a server can write.
+        # Copy even if the file has the marker: a standby that lagged behind may have become the primary. The records
+        # that it lacks are then copied again, and the marker is on the disk, before a server can write.
         await self._copy_while_in_use()
         await self._copy_remainder(underway)
         await target.finish(underway)

@@ -51,7 +51,7 @@ FAN_OUT: Final = 16
 """Factor by which segments grow from level to level. Each level writes every key once more; from 8 million keys on, a
 key is written twice. A lookup of a known key checks up to this many segments per level."""
 WORK_FACTOR: Final = 1.1
-"""Keys that the work on each level moves for every new key. The factor is above 1, so that one job finishes before the
+"""How many keys the work on each level moves per new key. The factor is above 1, so that one job finishes before the
 next begins, but only slightly, so that commits take the same time with and without work."""
 SLICE_KEYS: Final = 480
 """Minimum keys per slice of work, but not more than an eighth of a segment. Consecutive slices share their first and
