@@ -12,9 +12,9 @@ class BackgroundTasks:
     """The set of background tasks that one owner has started."""
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
-        """With `logger`, task errors are logged at DEBUG, because a caller or the log's state reports them.
+        """Create an empty set. `logger` gets task errors at DEBUG, because callers or the log's state report them too.
 
-        Otherwise asyncio reports errors in tasks that no caller awaits.
+        Without a logger, asyncio reports errors of tasks that no caller awaits.
         """
         self._logger = logger
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -45,8 +45,7 @@ class BlockingObject:
         return self._portal.iterate(iterator)
 
     def _run_any_time(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a synchronous function in the event loop, or directly before the portal is opened and after it is
-        closed."""
+        """Call a synchronous function in the event loop or, while the portal is not open, in the current thread."""
         portal = self._open_portal
         return function(*args, **kwargs) if portal is None else portal.run(function, *args, **kwargs)
 

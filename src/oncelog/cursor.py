@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Cursor(Struct, frozen=True):
-    """How far a reader has read, in one history and one order.
+    """How far a reader has read, in one epoch of a log and one order of its records.
 
     Store a cursor as text: `str(cursor)` writes it and `Cursor.parse(text)` reads it. Parameters that take a cursor
     also accept its text.

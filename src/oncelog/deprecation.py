@@ -44,7 +44,7 @@ def find_renamed(module: str, renamed: Mapping[str, str], name: str) -> str:
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warn at the application's line that called this package, however many frames of this package are in between."""
+    """Emit a deprecation warning that points to the line of the application that called this package."""
     frame: FrameType = sys._getframe()  # noqa: SLF001 - `warnings` has no other way before Python 3.12
     while frame.f_code.co_filename.startswith(_LIBRARY_FILES) and frame.f_back is not None:
         frame = frame.f_back

@@ -1,6 +1,6 @@
 """Lazy imports: a package imports a name when it is first used.
 
-A command that needs only a few names does not load threads, SQLite or aiohttp.
+A command that needs only a few names therefore does not import threading, sqlite3 or aiohttp.
 """
 
 import sys

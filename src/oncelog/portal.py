@@ -39,7 +39,7 @@ class Portal:
         self._thread.start()
 
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call an async function and return its result. An interrupt cancels the call and waits for it to finish."""
+        """Call an async function and return its result. After an interrupt, cancel it and wait until it ends."""
         return self.call_with_timeout(None, partial(function, *args, **kwargs))
 
     def call_with_timeout(

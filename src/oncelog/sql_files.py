@@ -10,9 +10,9 @@ _COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
 
 
 def parse_statements(text: str) -> dict[str, str]:
-    """Return the statements of a file, each under a line `-- name: NAME`.
+    """Return the statements of a file by name. A line `-- name: NAME` precedes each statement.
 
-    Statements can share a fragment: it follows a line `-- fragment: NAME`, and `{NAME}` includes it.
+    Statements can share a fragment: a line `-- fragment: NAME` precedes it, and `{NAME}` includes it.
     """
     for name, fragment in _FRAGMENT.findall(text):
         text = text.replace(f"{{{name}}}", _COMMENT.sub("", fragment))

@@ -12,9 +12,9 @@ logger: Final = logging.getLogger("oncelog.sqlite")
 
 
 def get_file_id(path: str) -> tuple[int, int] | None:
-    """Return the device and inode of the current file, or None if the file is missing.
+    """Return the device and inode of the file at a path, or None if no file exists there.
 
-    A different identity reveals that an open file was removed or replaced, so that writes to it would be lost.
+    If the result changes while a file is open, the file was removed or replaced, and writes to it would be lost.
     """
     try:
         found = os.stat(path)  # noqa: PTH116 - runs in every commit, and takes half the time

@@ -107,7 +107,7 @@ class LaneDraft(Struct, gc=False):
         self.head = replace(self.head, revision=above)
 
     def remembers(self, retention: Retention, since_ms: int) -> bool:
-        """Return whether the lane still remembers state last seen at `since_ms`."""
+        """Return whether the lane still remembers state from `since_ms`."""
         return retention.remembers(since_ms, self.log_time_ms, self.eviction_time_ms)
 
     def build_head(self) -> LaneHead:
@@ -134,15 +134,16 @@ class Admission(Struct):
     """
 
     _full_at_us: dict[object, int] = field(default_factory=dict)
-    """Time at which each bucket would have been full before the request."""
+    """Time at which each bucket would be full again without the request."""
     _longest_wait_us: int = 0
     refusal: Refused | None = None
     """Refusal with the longest wait, or None while the request is admitted."""
 
     def compute_wait_us(self, bucket: object, full_at_us: int, wait_us: int, now_us: int) -> int:
-        """Return how long the request must wait for the token that one of its items takes from a bucket.
+        """Return how long the request must wait for a token that one of its items takes from a bucket.
 
-        Without this token the bucket would be full at `full_at_us`. A single item would wait `wait_us` for the token.
+        Without this token, the bucket would be full at `full_at_us`. If the request were not admitted
+        as a whole, the item would wait `wait_us`.
         """
         return min(self._full_at_us.setdefault(bucket, full_at_us) - now_us, wait_us)
 
@@ -198,7 +199,7 @@ class BatchState:
         return self._lanes.get(0) or self.get_lane(0)
 
     def get_stream_lane(self, stream: str) -> LaneDraft:
-        """Return the lane of a stream. The empty name stands for lane 0, the global log."""
+        """Return the lane of a stream. The empty name means lane 0, the global log."""
         return self.get_lane(compute_lane(stream, self.settings.lanes) if stream else 0)
 
     def get_lane(self, number: int) -> LaneDraft:

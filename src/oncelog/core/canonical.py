@@ -66,7 +66,8 @@ _FOUR_BYTE_PREFIXES: Final = b"\xf0\xf1\xf2\xf3\xf4"
 _LITERALS: Final = {True: "true", False: "false", None: "null"}
 _SIMPLE_SCALARS: Final = frozenset({str, int, bool, NoneType})
 _ORJSON_OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER | orjson.OPT_PASSTHROUGH_SUBCLASS
-"""orjson returns even short output in a buffer of 4 KiB. Output that may be kept is therefore copied."""
+"""Options of the native encoder. It returns even short output in a buffer of 4 KiB, so output that may be kept is
+copied."""
 
 
 def canonical(value: JsonValue) -> bytes:
@@ -86,9 +87,9 @@ def canonical_at(value: JsonValue, path: str, form: Callable[[JsonValue], bytes]
 def canonical_text(text: bytes | str) -> bytes:
     """Return the JCS form of a JSON text. Raises CanonicalError if an object repeats a key.
 
-    The native decoder silently keeps the last of several equal keys. Each dropped pair has at least one colon. Nothing
-    else changes the number of colons, provided that no escape hides one. Equal counts therefore prove that no pair was
-    dropped; any other JSON text goes to the exact encoder.
+    The native decoder silently keeps only the last of several equal keys. A dropped pair removes at least one colon,
+    and nothing else changes the number of colons if none is escaped. Equal numbers before and after therefore prove
+    that no pair was dropped. All other texts go to the exact encoder.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     found = None if b"\\u" in data else canonical_plain(data)
@@ -355,7 +356,7 @@ _Entry = tuple[str | int, str, JsonValue]
 class UnreadableValue(Exception):  # noqa: N818 - also a value
     """A value without a canonical form. `_encode` catches it and adds the path.
 
-    In parsed JSON it stands in for an unreadable part until the walk through the value finds its path.
+    In parsed JSON it is the placeholder for an unreadable part, until the walk through the value finds the path.
     """
 
     def __init__(self, reason: str, *steps: str) -> None:

@@ -1,7 +1,7 @@
 """Row deltas: their streams, JSON form and submissions.
 
-A push is canonicalised as a whole. After that, the columns of its deltas are bytes, which are used unchanged for the
-id, the body and the row.
+A push is converted to canonical form once, as a whole. The columns of its deltas then remain bytes, from which the id,
+the body and the row are built.
 """
 
 from collections.abc import Iterable, Sequence
@@ -148,7 +148,7 @@ def decode_delta(text: bytes) -> RowDelta:
     except msgspec.ValidationError as error:
         raise _to_canonical_error(error, "$") from error
     identity = delta_json.compute_id()
-    change = to_row_delta(delta_json, identity, "$")  # first, as in the Deltas API
+    change = to_row_delta(delta_json, identity, "$")  # before the check of the id, as in the Deltas API
     check_delta_id(delta_json, identity, "$")
     return change
 
@@ -259,7 +259,7 @@ def delta(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = 
     """
     _check_texts(change)
     body = encode_delta(change)
-    decode_delta(body)  # raises
+    decode_delta(body)  # raises for an invalid delta
     return build_submission(scope, change, body, actor=actor, rate=rate)
 
 

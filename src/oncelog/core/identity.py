@@ -92,7 +92,7 @@ DELTA_FIELDS: Final = ("clientId", "hlc", "table", "rowId", "columns")
 def delta_id(client_id: str, hlc: str, table: str, row_id: str, columns: Sequence[JsonValue]) -> bytes:
     """Return the id of a delta: the SHA-256 of the canonical form of its five identifying fields.
 
-    Lengths are checked by a push and not here, because a client also needs the ids of refused deltas.
+    This function does not check lengths, because a client also needs the ids of refused deltas. A push checks them.
     """
     identity = {"clientId": client_id, "hlc": hlc, "table": table, "rowId": row_id}
     for name, value in identity.items():
@@ -142,8 +142,7 @@ def run_key_v1(
 ) -> bytes:
     """Return the key (v1) that the original system gave a run, for migrations that compare both keys.
 
-    It is framed as v2 is, but over different fields in a different order. A payload of None stands for the empty
-    object.
+    It is framed like v2, but has different fields in a different order. A payload of None means the empty object.
     """
     return _hash_fields(
         (b"campaign_id", _encode_decimal(campaign_id, "$.campaign_id")),

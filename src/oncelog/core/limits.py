@@ -17,8 +17,8 @@ RUN_MS_MAX_DEFAULT: Final = 24 * 3600 * 1000
 """How long a lease can be renewed. After that, another caller can take over work that hangs."""
 RUN_MS_LIMIT: Final = 366 * 24 * 3600 * 1000
 LEASE_MEMORY_MS: Final = 24 * 3600 * 1000
-"""How long an expired or released lease is remembered. Until another caller claims the key, it can be renewed or
-completed."""
+"""How long an expired or released lease is remembered. An expired lease can be renewed or completed until another
+caller claims the key."""
 
 LANES_DEFAULT: Final = 16
 LANES_MAX: Final = 2**15 - 1

@@ -1,7 +1,7 @@
 """Operations on the entities and relationships of a scope, and their conditions.
 
-Operations that take no condition are encoded in JSON as they are. `transactions.SetEntityJson` stands in for
-`SetEntity`.
+Operations without a condition also define their JSON form. The JSON form of `SetEntity` is
+`transactions.SetEntityJson`.
 """
 
 from enum import Enum

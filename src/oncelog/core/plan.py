@@ -134,7 +134,7 @@ def _decide_items(request: Request, first: int, state: BatchState, validate: Val
 def _decide_atomically(request: Request, first: int, state: BatchState, validate: Validate | None) -> list[Verdict]:
     """Decide a request, and undo it on a refusal.
 
-    With `Mode.ALL` any refusal undoes the request. If it is admitted as a whole, a refusal by a limit does too.
+    With `Mode.ALL`, any refusal undoes the request. A refusal by a limit undoes a request that is admitted as a whole.
     """
     state.savepoint()
     admission = state.admission = Admission() if request.is_admitted_whole else None

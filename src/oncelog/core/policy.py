@@ -54,12 +54,12 @@ class Identity(Enum):
 
 
 class Order(Enum):
-    """Which order records have, in addition to their positions in the lane."""
+    """How the records under a policy are ordered."""
 
     LANE = "lane"
-    """Only the order of positions in lane 0: one order for the whole log."""
+    """By position in lane 0: one order for the whole log."""
     STREAM = "stream"
-    """A sequence from 1 without gaps in the stream, whose name is the scope."""
+    """Also by sequence in a stream, from 1 without gaps. The scope is the name of the stream."""
 
 
 STREAM: Final = Order.STREAM
@@ -67,7 +67,7 @@ STREAM: Final = Order.STREAM
 
 
 class OnReuse(Enum):
-    """How a write with a known key and different content is answered."""
+    """The answer to a write with a known key and different content."""
 
     REFUSE = "refuse"
     """Refuse the write."""
@@ -82,7 +82,7 @@ class Forget(Enum):
     AT_AGE = "at_age"
     """When the key's age in log time reaches its time to live."""
     AT_EVICTION = "at_eviction"
-    """At the first eviction, which happens at fixed positions, after its time to live."""
+    """At the first eviction after the key's time to live. Evictions happen at fixed positions."""
 
 
 class Retention(Struct, frozen=True):
@@ -102,8 +102,7 @@ class Retention(Struct, frozen=True):
             )
 
     def remembers(self, since_ms: int, log_time_ms: int, eviction_time_ms: int) -> bool:
-        """Return whether state last seen at `since_ms` is still remembered, given the log time and the last
-        eviction."""
+        """Return whether state from `since_ms` is still remembered, given the log time and the last eviction."""
         if self.forget is Forget.NEVER:
             return True
         if self.forget is Forget.AT_AGE:
@@ -137,7 +136,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     zero_key: bool = True
     """Whether a key may consist entirely of zero bytes."""
     client_sequence: bool = False
-    """Each client numbers its writes in a scope 1, 2, 3…, has its own key space, and may omit keys."""
+    """Whether clients number their writes in a scope 1, 2, 3…. Each client then has its own keys, and may omit them."""
     leased: bool = False
     """A caller can claim a key before submitting the write, so that only one caller at a time works on it."""
     members_only: bool = False
@@ -202,7 +201,7 @@ class Policy(Struct, frozen=True, kw_only=True):
             (not (self.entities and self.rows), "a write has entities or a row, not both"),
             (
                 not (numbers_writes and self.retention.forget is Forget.AT_AGE),
-                "a client's sequence and its keys must be forgotten at one log position; use evicted_after or FOREVER",
+                "a client's sequence and its keys must be forgotten at the same position; use evicted_after or FOREVER",
             ),
             (
                 not (numbers_writes and is_derived),

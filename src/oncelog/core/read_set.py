@@ -55,7 +55,7 @@ class ReadSet(Struct):
     clients: set[ClientIdentity] = field(default_factory=set)
     streams: set[str] = field(default_factory=set)
     floors: set[str] = field(default_factory=set)
-    """Empty when built. If the log has had a leap, stores add the batch's streams (core/rules/leaps.py)."""
+    """`build_read_set` leaves it empty. In a log with leaps, stores add the batch's streams (core/rules/leaps.py)."""
     entities: set[EntityIdentity] = field(default_factory=set)
     relationships: set[RelationshipIdentity] = field(default_factory=set)
     rows: set[RowIdentity] = field(default_factory=set)

@@ -1,6 +1,6 @@
 """Sizes of stored records and side state, as quotas count them.
 
-The size of a record or a row of side state depends only on its content, so all stores count alike and recounting a log
+The size of a record or a row of side state depends only on its content, so all stores count the same, and a recount
 gives the same total. Names are counted several times because a log stores them in rows and in indexes. The constants
 cover fixed-size columns, index entries and blocks. A database grows by at most `GROWTH_FACTOR_MAX` bytes per counted
 byte.

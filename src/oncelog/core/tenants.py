@@ -1,7 +1,7 @@
 """Tenants: groups of streams and partitions whose writes are limited together.
 
-A tenant is a name and the names below it: `ledger/acme` covers the stream or partition of this name and all whose names
-start with `ledger/acme/`. Grants use the same names.
+A tenant is a name and the names below it: `ledger/acme` covers the stream or partition of this name, and each one
+whose name starts with `ledger/acme/`. Grants use the same names.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +47,7 @@ class Tenant(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     new_writes_per_second_max: int = 0
     """Maximum sustained rate of new writes."""
     new_writes_at_once_max: int = 0
-    """Burst of new writes after a pause. 0 stands for the number per second."""
+    """Burst of new writes after a pause. 0 means `new_writes_per_second_max`."""
     own_ids: bool = False
     """Whether event ids are unique within the tenant (`event_scope`). It cannot be switched off again."""
 

@@ -1,8 +1,9 @@
 """Input and output values of `plan`: submissions, verdicts, records and side state.
 
 All values are frozen except Snapshot and Changes, which hold a store's tables: mappings from the keys to the values
-defined below. Times are log time in milliseconds, and names end in the unit. No value can be part of a reference cycle,
-so the garbage collector does not track them (`gc=False`). This matters because a log creates and keeps many of them.
+defined below. Times are log time in milliseconds, and their names end with the unit. No value can be part of a
+reference cycle, so the garbage collector does not track them (`gc=False`). This matters because a log creates and keeps
+many of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,7 +91,7 @@ class Submission(KeyedItem, Generic[ReceiptT_co], frozen=True, gc=False, kw_only
     known_only: bool = False
     """Answer the submission only if its key is stored; refuse a new write with NOT_KNOWN."""
     rate: Rate | None = None
-    """Limit on the actor's new writes, per stream, or over the whole log if the order is the lane.
+    """Limit on the actor's new writes, per stream, or in the whole log with Order.LANE.
 
     A new write takes one token. Work under a lease takes none, because the claim took it.
     """
@@ -249,7 +250,7 @@ class RecordAct(Struct, frozen=True, gc=False, kw_only=True):
     details: bytes = b"{}"
     """A JSON object in canonical form."""
     time_ms: int = 0
-    """Time of the act if its record could not be committed then. 0 stands for the record's log time."""
+    """Time of the act if its record could not be committed then. 0 means the record's log time."""
     key: bytes = b""
     """Hash of the act, so that several processes that notice the act record it once. Without a key, every item is
     recorded."""
@@ -317,7 +318,7 @@ class Receipt(Struct, frozen=True, gc=False):
     lane: int
     position: int
     sequence: int
-    """Place in the stream, or 0 if the order is the lane."""
+    """Place in the stream, or 0 with Order.LANE."""
     log_time_ms: int
     height: int
     """Height of the block that contains the record."""
@@ -472,7 +473,7 @@ def decode_place(place: int) -> tuple[int, int]:
 
 
 class Settings(Struct, frozen=True):
-    """Settings of a log. They never change, so every replay decides alike."""
+    """Settings of a log. They never change, so every replay makes the same decisions."""
 
     lanes: int = LANES_DEFAULT
     """Number of lanes for streams, in addition to lane 0."""
@@ -485,7 +486,7 @@ class Settings(Struct, frozen=True):
 
 
 class RequestedSettings(Struct, frozen=True):
-    """Settings for a new log, or required settings of an existing one. None stands for the default or any value."""
+    """Settings for a new log, or required settings of an existing one. None means the default, or any value."""
 
     lanes: int | None = None
     eviction_interval: int | None = None
@@ -657,7 +658,7 @@ class Changes(StateTables[None]):
     records: list[Record] = field(default_factory=list)
     heads: dict[int, LaneHead] = field(default_factory=dict)
     leap: int = 0
-    """Number above which a leap resumes all numbers, or 0 without a leap. It becomes the floor of all streams."""
+    """Number above which all numbers continue after a leap, which is the floor of all streams. 0 without a leap."""
 
     @property
     def is_empty(self) -> bool:

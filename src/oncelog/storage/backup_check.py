@@ -1,4 +1,4 @@
-"""The rehearsal of a restore: restores a backup into a temporary file and verifies the result."""
+"""Rehearses a restore: restores a backup into a temporary file, and verifies the result."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,8 +31,8 @@ class BackupCheck(Struct, frozen=True):
 def check_backup(source: str | BackupTarget, report: ReportProgress, temp_dir: Path | None = None) -> BackupCheck:
     """Restore a backup file or target into a temporary file, and verify the restored log.
 
-    The temporary directory needs space for the log twice. The backup does not change. Raises StoreError, BackupError
-    and InconsistencyError.
+    The temporary directory needs space for two copies of the log. The backup does not change. Raises StoreError,
+    BackupError and InconsistencyError.
     """
     try:
         directory = TemporaryDirectory(prefix="oncelog-check-", dir=temp_dir)

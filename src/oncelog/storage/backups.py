@@ -92,7 +92,7 @@ def restore(  # noqa: PLR0913 - the options of the command
 
     The backup is verified first. With `force`, an existing log, damaged or not, is kept under a different name; it must
     not be open. A database of another application is never replaced: the call raises NotALogError. The new log gets
-    `file_mode`. The restore records identify the `operator`. Messages call the backup `name`. `lost` describes the
+    `file_mode`. The restore records identify the `operator`. `name` is the backup in messages. `lost` describes the
     known part of the history after the backup.
     """
     target, name = Path(destination), name or source

@@ -73,8 +73,8 @@ class KeyMatches(Struct, frozen=True):
 def search_keys(view: LogView, query: KeyQuery, report: ReportProgress, *, read_all: bool = False) -> KeyMatches:
     """Find the identities under which the keys have a record or a lease.
 
-    With `read_all`, the search scans all records even if the index has matches. An exact query needs no search: its
-    identities are returned as they are.
+    With `read_all`, the search scans all records even if the index has matches. For an exact query,
+    the function returns all its identities without a search.
     """
     if query.is_exact:
         scope, client = query.scope or "", query.client or ""

@@ -1,7 +1,7 @@
 """Metadata of a log: schema version, epoch, settings, and the leaps of its numbers.
 
 `core.rules.leaps` defines leaps. The numbers of all leaps are stored as one string in the log's state. Every
-transaction reads that row anyway, so a log that was never restored pays nothing for it.
+transaction reads that row anyway, so a log that was never restored does no extra work.
 """
 
 import logging
@@ -95,8 +95,8 @@ class ReplacedLog(Struct, frozen=True):
     epoch: str = ""
     highest_number: int = 0
     lowest_above: int = 0
-    """Lowest number above which the restored log continues by default, if the replaced log may have assigned numbers
-    that are unknown."""
+    """Lower bound for the number above which the restored log continues by default. It is 0 unless the replaced log may
+    have assigned higher numbers than `highest_number`."""
 
 
 @lru_cache(maxsize=8)
@@ -128,7 +128,7 @@ class _RestoreBody(Struct):
 
 
 def decode_previous_epochs(bodies: Iterable[bytes]) -> tuple[str, ...]:
-    """Return the epochs that ended according to the bodies of restore records. An erased body contributes none."""
+    """Return the epochs that restores ended, from the bodies of the restore records. An erased body names no epoch."""
     named: list[str] = []
     for body in bodies:
         with suppress(msgspec.MsgspecError):

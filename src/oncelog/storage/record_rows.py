@@ -10,7 +10,7 @@ from oncelog.core.values import Record
 from oncelog.storage.tenants import decode_partitions
 
 DAMAGE_ERRORS: Final = (msgspec.MsgspecError, UnicodeError, TypeError)
-"""Errors raised by decoding or using a stored value that no log has written.
+"""Errors raised by decoding or using a stored value that Oncelog never writes.
 
 SQLite stores a value of any type in any column, so a damaged file can have text where the log stores a number.
 """

@@ -20,7 +20,7 @@ from oncelog.core.values import Bucket, Changes, ClientEntry, Lease, Member, Ros
 _FIRST_SURROGATE: Final = 0xD800
 _FIRST_AFTER_SURROGATES: Final = 0xE000
 USAGE_TABLE: Final = "usage"
-"""The only table that has rows in lanes without records, and the only one that several lanes look up."""
+"""The only table that has rows in lanes without records, and the only one whose rows several lanes share."""
 MEMBERSHIP: Final = 1
 ACKNOWLEDGEMENT: Final = 2
 """`MEMBERSHIP` and `ACKNOWLEDGEMENT` are the two kinds of member changes."""

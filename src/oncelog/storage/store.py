@@ -165,7 +165,7 @@ class Query(Struct, frozen=True, kw_only=True):
     """Total size of bodies at which a page ends. A page has at least one record if any record matches."""
 
     def clamp(self, newest: int, epoch: str) -> tuple["Query", int]:
-        """Return the query with its numbers in range, and its bound, which is at most the newest number.
+        """Return the query with its numbers limited to the valid range, and its bound, at most the newest number.
 
         Raises HistoryChangedError if the cursor is beyond the newest number.
         """
@@ -256,13 +256,13 @@ class KeyStatus(Struct, frozen=True):
 
 
 class SideState(Struct, frozen=True):
-    """The requested side state, read at one point in time, and the time at which to judge its expiry."""
+    """The requested side state, read at one point in time, and the time that determines its expiry."""
 
     snapshot: Snapshot
     """Includes the heads of the requested lanes."""
     time_ms: int
-    """Time at which a write would be decided now, unless the time of its lane is later. It is 0 while the clock is in
-    doubt, so that time does not advance for readers either."""
+    """Time at which a write would be decided now, unless the time of its lane is later. It is 0 from a clock jump
+    until its confirmation, so that time does not advance for readers either."""
 
     def get_time_ms(self, lane: int) -> int:
         """Return the time at which a write to the lane would be decided."""
@@ -287,7 +287,7 @@ def cut_page(items: Sequence[T], count: int) -> tuple[list[T], bool]:
 
 
 def to_role(is_owner: object) -> Role:
-    """Return the role that a column stands for."""
+    """Return the role for a value of the column `is_owner`."""
     return Role.OWNER if is_owner else Role.MEMBER
 
 
@@ -449,7 +449,7 @@ class Store(Protocol):
         """Decide a batch and make all of its changes durable, or raise an error and store nothing."""
 
     async def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
-        """Return what the log remembers of each key. The result may still include expired keys."""
+        """Return the stored answer for each key. The result may still include expired keys."""
 
     async def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
         """Return everything that the log knows about an identity."""
@@ -537,7 +537,7 @@ class Store(Protocol):
         """
 
     async def erasures(self) -> int:
-        """Return a number that grows with every erasure. A cache that sees it grow discards its answers."""
+        """Return a number that grows with every erasure. If it has grown, a cache must discard its answers."""
 
     async def consumers(self) -> list[Consumer]:
         """Return all named consumers."""

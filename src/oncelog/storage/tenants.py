@@ -1,6 +1,6 @@
 """Tenants in a store: their quotas are stored as one string in the log's state, their usage in a table.
 
-Every transaction reads the row that contains the string anyway, so a log without quotas pays nothing for them. Every
+Every transaction reads the row that contains the string anyway, so a log without quotas does no extra work. Every
 commit and every erasure counts usage by the quotas that it finds there, so all servers apply the same quotas.
 """
 
@@ -25,8 +25,8 @@ COUNT_ATTEMPTS_MAX: Final = 3
 writes."""
 
 USAGE_VERSION: Final = 2
-"""Version of the counting rules (`core.stored_bytes`). Version 1 counted only bodies; the usage of a log of that
-version is counted again."""
+"""Version of the counting rules (`core.stored_bytes`). Version 1 counted only bodies. Usage that was counted by
+an older version is counted again."""
 
 SizeRow = tuple[int, int, str, str, str, str, int | None, int]
 """Sizes of a record: position, sequence, policy, actor, scope, partitions as JSON, bytes of the body (None if erased),
@@ -72,7 +72,7 @@ def get_counted_stream(sequence: int, policy: str, actor: str, scope: str) -> st
 
 
 def measure_body(record: Record) -> ErasedBytes:
-    """Return the bytes that are returned to tenants when a record's body is erased."""
+    """Return the size of a record's body, with the stream and the partitions that determine its tenants."""
     stream = get_counted_stream(record.sequence, record.policy, record.actor, record.scope)
     return (stream, record.partitions, len(record.body))
 
@@ -93,7 +93,7 @@ class CountStart(NamedTuple):
 
 
 class UsageCount:
-    """Counts, over all records and side state, the usage that the log has not stored yet.
+    """Counts usage that the log has not stored yet, from all records and side state.
 
     Records can be counted while commits continue. Side state can change, so it is counted in the transaction that saves
     the usage.

@@ -11,8 +11,8 @@ Written data is readable immediately, but pending until its file is synced. A po
 seed, keeps some of it, partly torn between two sectors. The disk models the directory as follows:
 
 - The name of a new file is durable after the first sync of the file.
-- A deletion is durable immediately if SQLite syncs the directory, otherwise after the next first sync of a new file
-  in it. Until then, a power loss can restore the deleted file in its synced state.
+- A deletion is durable immediately if SQLite syncs the directory, otherwise once a new file in it is synced for the
+  first time. Until then, a power loss can restore the deleted file in its synced state.
 
 A failed write writes nothing, and a failed sync leaves pending data pending. With `Disk(forgets_failed_syncs=True)`,
 this data remains readable but is never written, as on Linux. The seeds determine the behaviour, except for the random
@@ -152,7 +152,7 @@ class Disk:
         return None if file is None else bytes(file.content[:size])
 
     def copy_to(self, directory: Path) -> None:
-        """Write all files, as a read sees them, to a real directory, where any copy of SQLite can open them."""
+        """Write all files, as a read sees them, to a real directory, where other SQLite libraries can open them."""
         with self._drive.lock:
             for name, file in self._drive.directory.files.items():
                 (directory / name).write_bytes(file.content)

@@ -21,8 +21,8 @@ _CHANGE_FIELDS: Final = ("heads", *STATE_TABLES)
 class MemoryLog:
     """In-memory log that decides and stores batches. Threads may share it.
 
-    `draw` returns random bytes for the salts of record hashes. With `bytes` all salts are zeros, so equal inputs give
-    equal hashes.
+    `draw` returns random bytes for the salts of record hashes. With `draw=bytes`, all salts are zeros, so equal inputs
+    give equal hashes.
     """
 
     def __init__(self, settings: Settings | None = None, draw: Callable[[int], bytes] = os.urandom) -> None:

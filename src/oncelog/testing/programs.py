@@ -140,7 +140,7 @@ def get_nobody_options() -> dict[str, Any]:
 
 
 def chown_to_nobody(directory: Path, data: Path) -> None:
-    """Give a directory to the user that runs programs on behalf of root, with access to its parents."""
+    """Make the user that runs programs on behalf of root own a directory, and let it enter the parents."""
     if os.geteuid() != 0:
         return
     user = pwd.getpwnam(_USER)

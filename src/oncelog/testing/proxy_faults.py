@@ -76,7 +76,7 @@ CALM: Final = Faults(refuse_rate=0, cut_rate=0, stall_rate=0, delay_rate=0, dupl
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """The end of one direction: a cut, or a stall before it."""
+    """How one direction of a connection ends: with a cut, or with a stall before the cut."""
 
     incident: Incident
     at: int

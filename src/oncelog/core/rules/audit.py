@@ -96,7 +96,7 @@ def act_identity(item: RecordAct) -> KeyIdentity:
 def check_act_quota(act: RecordAct, state: BatchState, member: MemberIdentity | None = None) -> Refused | None:
     """Refuse a client's act if its audit record and the member that it adds would exceed a quota.
 
-    The record is a new write for the tenants of its stream and counts against their rates; `members` takes the token.
+    The record is a new write for the tenants of its stream and counts against their rates. `members` takes the token.
     """
     if state.tenants is None:
         return None

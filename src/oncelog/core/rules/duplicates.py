@@ -40,7 +40,7 @@ def answer_known(item: Submission | Claim, remembered: Remembered, lane: LaneDra
 
 
 def answer_in_other_scope(submission: Submission, tenants: Tenants, state: BatchState) -> Replayed | Refused | None:
-    """Answer an event that was committed in a different scope of its id, and refuse a new event in the wrong scope.
+    """Answer an event whose id was committed in a different scope, and refuse a new event in the wrong scope.
 
     Equal content implies equal partitions, so it is the same event. Different content may be an event of another
     tenant.

@@ -24,8 +24,8 @@ class Effects(Struct, gc=False):
     def compute_growth(self, state: BatchState) -> int:
         """Return how many bytes the effects add to the stream's side state. Negative if they free bytes.
 
-        Replacing an entity with an expiry time frees nothing. Stores delete expired entities at different times, and a
-        decision must not depend on that.
+        Replacing an entity that has an expiry time frees nothing. Stores delete expired entities at different times,
+        and a decision must not depend on that.
         """
         return (
             sum(

@@ -141,8 +141,7 @@ def _is_active(lease: Lease, lane: LaneDraft) -> bool:
 
 
 def _is_held(lease: Lease, item: Renew | Release | Submission) -> bool:
-    """Return whether the lease has not been released and belongs to the caller, or is the one that an operator
-    specifies.
+    """Return whether the caller holds the lease, or is an operator that releases it. A released lease has no holder.
 
     Holder and fence must both match: a competing caller learns the fence of the lease that it waits for, but never its
     holder.

@@ -52,7 +52,7 @@ def check_member(scope: str, actor: str, state: BatchState) -> Refused | None:
 
 
 def get_effective_role(member: Member, roster: Roster) -> Role:
-    """Return the role that a member effectively has."""
+    """Return the effective role of a member."""
     return Role.OWNER if member.is_owner or roster.owners is None else Role.MEMBER
 
 
@@ -160,8 +160,10 @@ def _build_change(act: str, item: SetMember, member: Member | None, roster: Rost
 
 
 def _admit(item: OpenStream | SetMember, change: _RosterChange, state: BatchState) -> Applied | Refused:
-    """Check the limits on new writes for an addition or a new role, and count it. The caller has checked that it is a
-    change."""
+    """Apply an added member or a new role, unless a limit on new writes refuses it.
+
+    The caller has checked that the item changes something.
+    """
     if item.known_only and can_be_known_only(item):
         return NOT_KNOWN
     added = (item.scope, item.member) if change.act.act == MEMBER_ADDED else None

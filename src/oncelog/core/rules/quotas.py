@@ -53,9 +53,9 @@ FULL_AFTER_US_MAX: Final = RATE_MAX * _SECOND_US
 def iterate_rates(item: Submission | OpenStream) -> Iterator[tuple[Rate, RateIdentity]]:
     """Yield the rates of an item, each with its bucket.
 
-    An actor has one bucket in each stream, and one for all writes whose order is the lane. A stream's bucket has no
-    actor. The bucket for streams that a member opens has a scope for each member, which spreads these buckets over the
-    lanes.
+    An actor has one bucket in each stream, and one for all writes with Order.LANE. A stream's bucket has no actor. For
+    the streams that a member opens, the scope of the bucket contains the member's name, so these buckets are spread
+    over the lanes.
     """
     if isinstance(item, OpenStream):
         if item.rate is not None:
@@ -106,8 +106,8 @@ def take_token(
     """Return when a bucket is full again if one more token is taken, and how long the write must wait for that token.
 
     The wait is 0 or less if the token is available, or if a request that is admitted as a whole may overdraw the
-    bucket. Set `is_bounded` for times that may go back: a bucket is then treated as full if it would need longer to
-    refill than its burst, or the overdraft of one request, allows.
+    bucket. Set `is_bounded` if `now_ms` may go back. A bucket that needs longer to refill than the burst or the largest
+    overdraft allows is then treated as full.
     """
     token_us = -(-_SECOND_US // per_second)
     now_us = now_ms * _MILLISECOND_US
@@ -154,16 +154,16 @@ def is_full(bucket: Bucket, log_time_ms: int) -> bool:
 
 _NO_USAGE: Final = Usage()
 SYSTEM_ACTOR_PREFIX: Final = "system:"
-"""Prefix of actors that stand for internal work (CO-20)."""
+"""Prefix of the actors of internal work (CO-20)."""
 
 
 def is_charged(actor: str) -> bool:
-    """Return whether quotas count an actor's audit records. They count those of clients."""
+    """Return whether quotas count an actor's audit records. They count those of clients only."""
     return actor != "" and not actor.startswith(SYSTEM_ACTOR_PREFIX)
 
 
 def can_be_known_only(item: Item) -> TypeGuard[Submission | Claim | OpenStream | SetMember]:
-    """Return whether `known_only` applies to an item: it is then refused unless it is known or changes nothing.
+    """Return whether `known_only` applies to an item. With it, an item that would change something is refused.
 
     This includes client requests that add a member or set a role, because they append audit records. It does not
     include removals.
@@ -283,7 +283,10 @@ def count_member(identity: MemberIdentity, state: BatchState) -> None:
 def reclaim_erased_bytes(
     usage: Mapping[str, Usage], tenants: Tenants, erased: Iterable[tuple[str, tuple[str, ...], int]]
 ) -> dict[str, Usage]:
-    """Return the usage that erasures change. Each erasure has the stream, partitions and size of a body."""
+    """Return the usage of the affected tenants after bodies are erased.
+
+    Each entry of `erased` has the stream, the partitions and the size of a body.
+    """
     left = dict(usage)
     for stream, partitions, size in erased:
         for tenant in tenants.list_for(stream, partitions):
@@ -338,7 +341,7 @@ def _check_tenant(tenant: Tenant, state: BatchState, size: int, *, records: int,
 def _take_tenant_token(
     tenant: Tenant, usage: Usage, now_ms: int, admission: Admission | None = None
 ) -> tuple[int, int]:
-    """Take a token from a tenant's rate, by batch time, because the tenant's lanes have different log times.
+    """Take a token from a tenant's rate. The rate uses batch time, because log time differs between lanes.
 
     If this clock is slightly behind another process's clock, the bucket seems a little emptier. If it is far behind,
     for example because the machine's clock was set back, the bucket would seem to need longer to refill than its size

@@ -53,7 +53,7 @@ class LogView(ABC):
         """Yield the rows of a statement."""
 
     def fetch_first(self, statement: str, *parameters: Any) -> RowTuple | None:
-        """Return the first row of a statement, or None if it has no rows or the database does not need it."""
+        """Return the first row of a statement, or None if it has no rows or the database has no such statement."""
         return next(self.iterate_rows(statement, *parameters), None)
 
     @abstractmethod

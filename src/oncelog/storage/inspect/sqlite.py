@@ -97,7 +97,7 @@ class FileView(LogView):
 
 
 def load_lane_index_states(connection: Any) -> dict[int, LaneIndexState]:
-    """Return how far the key index in a file has sealed the keys of each lane."""
+    """Return the progress of the key index in each lane of a file."""
     rows = connection.execute(SQL["lanes"]).fetchall()
     return {row[0]: LaneIndexState(row[1], row[8], row[9]) for row in rows}
 
@@ -121,8 +121,7 @@ class FileInspector:
 
     def renew_epoch(self, above: int | None = None, operator: Operator = Operator()) -> EpochRenewal:
         """See `Inspector`. Raises StoreError if the log is open elsewhere, or MovedError."""
-        # `renew_epoch` migrates an older schema itself, because no server may open the log before its numbers have
-        # leapt.
+        # `renew_epoch` migrates an older schema itself, because no server may open the log before the leap.
         with open_read_transaction(self._path, allow_older=True) as (connection, metadata):
             if metadata.schema_version >= MOVED_SCHEMA_VERSION:
                 check_not_moved(connection)

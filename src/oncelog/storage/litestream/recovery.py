@@ -73,7 +73,7 @@ class TargetReader:
         self._directory = directory
         self._config = directory / _CONFIG_NAME
         self._log = directory / "log"
-        """Stands for the target in the configuration. No such file exists."""
+        """Path of the log in the configuration, which identifies the target. No such file exists."""
         write_config(self._config, {"dbs": [{"path": str(self._log), "replica": target.replica}]})
 
     def list_points(self) -> list[RestorePoint]:
@@ -94,7 +94,7 @@ class TargetReader:
         run(self._target, "restore", "-config", self._config, "-no-expand-env", *wanted, "-o", path, self._log)
 
     def recover(self, at_ms: int | None, report: ReportProgress) -> Recovered:
-        """Restore the newest state, or the newest one without commits after `at_ms`."""
+        """Restore the newest state or, with `at_ms`, the newest state without later commits."""
         report(StepProgress("reading the backup"))
         path = self._directory / _NEWEST_NAME
         self.restore(path)
@@ -134,7 +134,7 @@ class TargetReader:
         if found_ms < 0:
             reached = datetime.fromtimestamp(oldest_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             raise NoBackupError(
-                f"{self._target.name} contains no state that is old enough: its oldest one has commits until {reached}"
+                f"{self._target.name} contains no state that is old enough: the oldest one ends at {reached}"
             )
         return found_ms
 
@@ -172,7 +172,7 @@ def check_same_log(target: BackupTarget, log: str, state: Path, report: ReportPr
             if found not in epochs:
                 raise StoreError(
                     f"{target.name} contains the backup of another log or of another history (epoch {found}, and {log} "
-                    f"has {metadata.epoch}). Name another directory or prefix."
+                    f"has {metadata.epoch}). Choose another directory or prefix."
                 )
     write_file(marker, metadata.epoch.encode())
 
@@ -189,7 +189,7 @@ def find_last(
     """Return the last point for which the function returns true, or None.
 
     The points are sorted: if one of them is too late, so are all points after it. Each call restores a state, so the
-    search begins at the point whose time is nearest, in steps that double.
+    search starts at the point whose time is nearest, and doubles its steps.
     """
     low, high = -1, len(points)
     probe, step = sum(point.time_ms <= at_ms for point in points) - 1, 1

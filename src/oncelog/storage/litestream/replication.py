@@ -39,7 +39,7 @@ SNAPSHOT_INTERVAL_MS: Final = 24 * 3_600_000
 """Time between snapshots of the whole log in the target. A restore reads one snapshot and the changes after it."""
 SYNC_TIMEOUT_S: Final = 60
 REACHABLE_EVERY_S: Final = 3
-"""How often a synchronisation that waits for the target checks whether its endpoint is reachable."""
+"""Interval at which `sync`, while it waits for the target, checks whether the endpoint is reachable."""
 _REQUEST_TIMEOUT_S: Final = 120
 RESET_TIMEOUT_S: Final = 30
 _RESET_BUSY_MS: Final = 100
@@ -54,7 +54,7 @@ _ERRORS_KEPT: Final = 20
 
 
 class LogState(Struct, frozen=True):
-    """Number of records in a log, and the time up to which it has them."""
+    """Number of records in a log, and the time of the newest commit."""
 
     records: int
     newest_ms: int
@@ -110,7 +110,7 @@ class Replication:
             self.wait(_POLL_PAUSE_S)
 
     def _request_sync(self) -> _SyncAnswer:
-        """Let Litestream read the write-ahead log, and return how far it and the target are.
+        """Let Litestream read the write-ahead log, and return its position and that of the target.
 
         The request has neither `wait` nor `timeout`: with either of them, Litestream 0.5.17 ends its read transaction
         after the request, and other processes can then restart the write-ahead log while Litestream is reading it.
@@ -150,7 +150,7 @@ class Replication:
             connection.request("POST", operation, msgspec.json.encode(body))
             return msgspec.json.decode(connection.getresponse().read(), type=_SyncAnswer)
         except (http.client.HTTPException, msgspec.MsgspecError) as error:
-            raise BackupError(f"{self._target.name}: unexpected answer of Litestream: {redact(str(error))}") from error
+            raise BackupError(f"{self._target.name}: invalid answer from Litestream: {redact(str(error))}") from error
         finally:
             connection.close()
 
@@ -192,12 +192,13 @@ def replicate(log: str, target: BackupTarget, keep_ms: int, report: ReportProgre
     """Replicate a log for the duration of the block. Before it ends, call `Replication.sync` to copy the remaining
     changes.
 
-    Restores reach back `keep_ms`. Raises BackupError, and StoreError if another process is replicating the log or the
-    target contains a different log.
+    The target keeps changes for `keep_ms`, for restores to an earlier time.
+
+    Raises BackupError, and StoreError if another process is replicating the log or the target contains a different log.
     """
     path = Path(log).resolve()
     with _lock_state_directory(path) as directory:
-        # A directory for each target: the position in one target means nothing in another.
+        # Each target has a separate directory, because a position in one target is meaningless in another.
         state = directory / hashlib.sha256(target.name.encode()).hexdigest()[:16]
         check_same_log(target, str(path), state, report)
         config, socket_path = directory / _CONFIG_NAME, directory / _SOCKET_NAME
@@ -211,8 +212,8 @@ def replicate(log: str, target: BackupTarget, keep_ms: int, report: ReportProgre
                 replication.wait_for_start()
                 yield replication
             finally:
-                # A signal that lets Litestream copy the remaining changes would first end its read transaction, so it
-                # could miss commits. The target is consistent after every uploaded change.
+                # If a signal let Litestream copy the remaining changes, Litestream would first end its read transaction
+                # and could miss commits. The target is consistent after every uploaded change.
                 process.kill()
                 process.wait()
                 socket_path.unlink(missing_ok=True)

@@ -61,11 +61,11 @@ def _parse_directory(place: str, endpoint: str | None) -> BackupTarget:
     if endpoint is not None:
         raise SettingsError("--endpoint is for s3:// targets; a file:// target has none")
     if not place:
-        raise SettingsError("file:// names no directory: write file:///var/backups/orders, for example")
+        raise SettingsError("file:// needs a directory, for example file:///var/backups/orders")
     directory = Path(place).absolute()
     if directory.exists() and not directory.is_dir():
         raise SettingsError(
-            f"{directory} is a file, and a continuous backup is a directory. Name a directory after file://, or leave "
+            f"{directory} is a file, and a continuous backup is a directory. Give a directory after file://, or leave "
             "out file:// to copy the log into a file once."
         )
     return BackupTarget(f"{_FILE}{directory}", {"type": "file", "path": str(directory)})
@@ -76,19 +76,19 @@ def _parse_bucket(place: str, endpoint: str | None, region: str | None) -> Backu
     prefix = prefix.strip("/")
     if "@" in bucket or ":" in bucket:
         raise SettingsError(
-            "an s3:// URL contains no credentials, because other users of the machine can read command lines. Set "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, and name s3://BUCKET/PREFIX."
+            "an s3:// URL must not contain credentials, because other users of the machine can read command lines. Set "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, and write s3://BUCKET/PREFIX."
         )
     if "?" in place or "#" in place:
-        raise SettingsError("an s3:// URL has no parameters: set the endpoint with --endpoint URL")
+        raise SettingsError("an s3:// URL must not have parameters: set the endpoint with --endpoint URL")
     if not _BUCKET_PATTERN.fullmatch(bucket):
-        raise SettingsError(f"{bucket!r} is not the name of a bucket: it has 3 to 63 letters, digits, '.', '-' or '_'")
+        raise SettingsError(f"{bucket!r} is not a bucket name, which has 3 to 63 letters, digits, '.', '-' or '_'")
     if not prefix:
         raise SettingsError(
             f"s3://{bucket} has no prefix: write s3://{bucket}/NAME, so that the bucket can hold several backups"
         )
     if not _PREFIX_PATTERN.fullmatch(prefix):
-        raise SettingsError(f"the prefix {prefix!r} may contain letters, digits and !_.*'()/=+- only")
+        raise SettingsError(f"the prefix {prefix!r} may contain only letters, digits and !_.*'()/=+-")
     replica = {"type": "s3", "bucket": bucket, "path": prefix}
     if endpoint is not None:
         replica |= {"endpoint": _parse_endpoint(endpoint), "region": region or DEFAULT_REGION}
@@ -107,7 +107,7 @@ def _parse_endpoint(endpoint: str) -> str:
         raise SettingsError("the endpoint must be a URL like https://s3.example.org or http://127.0.0.1:9000")
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise SettingsError(
-            "the endpoint contains no credentials and no parameters: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
+            "the endpoint must not contain credentials or parameters: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
             "in the environment"
         )
     return endpoint.rstrip("/")

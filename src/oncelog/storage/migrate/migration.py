@@ -2,7 +2,7 @@
 
 Records are only ever added, so the migration copies them while other processes write. Then it acquires the file's write
 lock, copies the new records, erases the bodies that have been erased since they were copied, and copies all side state
-again. If both logs are equal, it commits the mark of the move in the file, and then opens the database for servers.
+again. If both logs are equal, it commits the marker of the move in the file, and then opens the database for servers.
 
 In this order, the two logs never accept writes at the same time. If the migration is killed between the two steps, both
 logs are complete and neither accepts writes; the next run detects this and opens the database. In the opposite order,
@@ -165,8 +165,8 @@ class _LogMigration:
         if found is not None:
             await target.resume(found[0])
             await self._check_same_history()
-        # Copy even if the file is already marked: a standby that lagged behind may have become the primary. Lost
-        # records are then copied again, and the mark is on the disk, before a server can write.
+        # Copy even if the file has the marker: a standby that lagged behind may have become the primary. The records
+        # that it lacks are then copied again, and the marker is on the disk, before a server can write.
         await self._copy_while_in_use()
         await self._copy_remainder(underway)
         await target.finish(underway)
@@ -240,7 +240,7 @@ class _LogMigration:
             source.save_marker(MovedMarker(target.name, SystemClock().wall_ms(), underway.id))
 
     async def _mark_source_moved(self) -> None:
-        """Mark a file that lacks the mark of a completed move, for example a restored copy."""
+        """Save the marker in a file that lacks it after a completed move, for example in a restored copy."""
         source, target = self._source, self._target
         with self._lock_source():
             if source.load_state().heads != await target.run_query(load_heads):

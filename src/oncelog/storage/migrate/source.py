@@ -37,7 +37,7 @@ _COUNTED: Final = {
     "policies": "policies",
     **{table.name: table.name for table in STORED_TABLES},
 }
-"""Counts of rows that both logs must have, by their names in messages."""
+"""Tables and rows whose counts must be equal in both logs, by their names in messages."""
 SLICE_ROWS: Final = 10_000
 SLICE_BYTES: Final = 16 * 2**20
 """Maximum bytes of bodies in a slice. A longer body forms a slice alone."""
@@ -74,7 +74,7 @@ class PendingMove(Struct, frozen=True):
     source_epoch: str
     started_ms: int
     id: str
-    """Unique id, which the mark in the file refers to."""
+    """Unique id, which the marker in the file contains too."""
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def open_source(path: str) -> Iterator["MigrationSource"]:
 
 
 class MigrationSource(FileView):
-    """The source file, outside a transaction except under the lock. Only one thread at a time may use it."""
+    """The source file. Only one thread at a time may use it. Only the lock keeps a transaction open between calls."""
 
     def __init__(self, path: str, connection: sqlite3.Connection, metadata: LogMetadata) -> None:
         super().__init__(connection, path, metadata)
@@ -125,7 +125,7 @@ class MigrationSource(FileView):
     # --- copying
 
     def iterate_slices(self, upto: SourceState, reached: Mapping[int, LaneHead]) -> Iterator[RecordSlice]:
-        """Yield the records between the heads already reached and the heads of a state."""
+        """Yield the records above the heads in `reached`, up to the heads of a state."""
         for lane, head in sorted(upto.heads.items()):
             at = reached.get(lane, LaneHead())
             while at.position < head.position:
@@ -215,7 +215,7 @@ def _fetch_slice_rows(cursor: sqlite3.Cursor) -> list[RowTuple]:
 def _check_dense(lane: int, positions: list[int], after: int, gaps: Sequence[Gap]) -> None:
     """Raise CorruptError if the positions are not consecutive, or if the list is empty.
 
-    A gap is valid only where the log has leapt.
+    Only a leap of the log may leave a gap.
     """
     for before, position in pairwise([after, *(positions or [-1])]):
         if position != before + 1 and (before, position) not in gaps:

@@ -95,7 +95,7 @@ class MigrationTarget:
         self.name = name
 
     def use_locked_limit(self) -> AbstractContextManager[None]:
-        """Apply the call limit for the time while the file is locked."""
+        """Limit each call in the block to LOCKED_CALL_TIMEOUT_MS."""
         return self._connection.use_limit(LOCKED_CALL_TIMEOUT_MS)
 
     # --- reading

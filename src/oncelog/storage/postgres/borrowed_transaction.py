@@ -2,7 +2,7 @@
 
 A lock on the key serializes the callers that use the key. The lane is locked only at the end, while the call's record
 is written, so that a slow function does not block the lane. The function must not end the transaction. If it tries to,
-PostgreSQL rolls the transaction back (the deferred foreign key of the table oncelog_shared).
+the deferred foreign key of the table oncelog_shared makes PostgreSQL roll the transaction back.
 """
 
 import asyncio
@@ -176,7 +176,7 @@ class BorrowedTransaction:
             )
 
     async def _check_in_transaction(self, error: BaseException | None) -> None:
-        """Raise an error unless the transaction is still open. A new transaction does not have this one's row."""
+        """Raise an error unless the transaction is still open. Its row in oncelog_shared identifies it."""
         connection = self._connection
         if _is_closed(connection):
             raise StoreUnavailableError(f"the session was lost while the function ran{_RETRY_HINT}") from error

@@ -194,10 +194,10 @@ async def pass_barrier(connection: Connection) -> None:
 
 
 async def _check_standby(connection: Connection, timeouts: Timeouts) -> None:
-    """Raise TimeoutError if an Oncelog session has been waiting for a standby for too long, because this one would wait
-    too.
+    """Raise TimeoutError if an Oncelog session has been waiting for a standby for too long, because a new session would
+    wait too.
 
-    The server keeps a waiting session even after its program has ended, so more of them would use up its connections.
+    The server keeps a waiting session even after its program has ended, so new sessions would use up its connections.
     """
     if await connection.fetchval(SQL["waits_for_long"], timeouts.connect_ms / 1000):
         raise TimeoutError("the server does not commit: it is waiting for an unavailable standby")

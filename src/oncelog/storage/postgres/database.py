@@ -99,7 +99,7 @@ async def check_database(connection: Any, name: str) -> None:
 
 
 async def migrate_schema(connection: Any, version: int) -> None:
-    """Run the migrations after a version.
+    """Migrate the schema from a version to the newest one.
 
     The caller has begun a transaction, so that either all of them take effect or none.
     """

@@ -37,7 +37,7 @@ class DatabaseClock:
     ) -> tuple[ClockMark, Exception | None]:
         """Return the mark of a commit made now, and an error if the clock has jumped.
 
-        `stored` was saved since this boot.
+        `stored` is the mark that was saved since this boot of the machine.
         """
         mark = self._get_newest_mark(confirmations, stored)
         return mark.propose(self.create_mark(database_ms), self._jump_ms_max)

@@ -107,7 +107,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def translate_error(error: BaseException, name: str, hint: str = "") -> BaseException:
-    """Return the StoreError for an error, or the error itself if it concerns neither server, session nor data."""
+    """Return the StoreError for an error, or the error itself if it is of another kind."""
     if isinstance(error, StoreError):
         return error
     kind = type(error).__name__

@@ -5,7 +5,7 @@ a time with each server, and the next call waits for a session that is still at 
 sessions, they would use up the server's connections.
 
 If the address lists several servers, the factory connects to the server of the newest session first, and to the others
-shortly afterwards. A silent server, or one that its standbys have left, must not delay the switch to the server that
+shortly afterwards. A silent server, or one that has lost its standbys, must not delay the switch to the server that
 has taken over. When a session passes its barrier on a different server than before, the factory terminates all sessions
 with the old server: they would read outdated data, or wait for answers that never arrive.
 """
@@ -35,7 +35,7 @@ HEAD_START_S: Final = 0.25
 """How long the factory waits for a server before it connects to the next one in parallel."""
 
 RETRY_S: Final = 0.5
-"""Interval of retries with the other servers while one is silent."""
+"""Interval at which the factory tries the other servers again while one is silent."""
 
 
 class SessionFactory:
@@ -52,7 +52,7 @@ class SessionFactory:
         self._last_address = ""
         """Address of the server of the newest session."""
         self._servers: WeakKeyDictionary[Connection, object] = WeakKeyDictionary()
-        """The server of each session, identified by the time at which it was started."""
+        """Start time of each session's server, which identifies the server."""
         self._is_unreachable = False
         """Whether the newest attempt failed. Only changes of this state are logged."""
         self._timeline = ""

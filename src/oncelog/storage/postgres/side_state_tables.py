@@ -30,7 +30,7 @@ from oncelog.storage.side_state import (
 SHORT_BYTES_MAX: Final = 2000
 """Maximum total UTF-8 bytes of a short key's text columns, below PostgreSQL's limit of 2,704 bytes for an index row."""
 _SHORT_CHARACTERS_MAX: Final = SHORT_BYTES_MAX // 4
-"""A key with at most this many characters is short without counting its bytes: a character has at most four."""
+"""A key with at most this many characters is certainly short, because a character has at most four bytes."""
 _DIGEST: Final = {"digest": BYTEA}
 _LANE: Final = {"lane": "integer"}
 
@@ -160,13 +160,13 @@ async def load_table(connection: Any, table: SideStateTable, keys: Iterable[Any]
 
 
 async def load_slice(connection: Any, request: TableSlice) -> tuple[list[Any], Any]:
-    """Return the next rows of a lane: short keys in their own order, then long keys in the order of their digests."""
+    """Return the next rows of a lane: short keys in key order, then long keys in the order of their digests."""
     first, next_, long = SLICE[request.table.name]
     after = request.after
     is_long = isinstance(after, bytes)
     statement, place = (long, (after,)) if is_long else (next_, after) if after else (first, ())
     rows = [tuple(row) for row in await connection.fetch(statement, request.lane, request.rows_max, *place)]
-    if len(rows) < request.rows_max:  # long keys follow the short ones, and after them the short ones start again
+    if len(rows) < request.rows_max:  # short keys are followed by long keys, long keys by a new pass
         following: Any = None if is_long else b""
     else:
         following = rows[-1][-1] if is_long else rows[-1][1 : 1 + len(request.table.keys)]

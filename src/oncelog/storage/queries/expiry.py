@@ -1,4 +1,4 @@
-"""Deletion of expired side state: leases, clients, entities and full rates. `core.rules` decides expiry.
+"""Deletion of expired side state: leases, clients, entities and full rate buckets. `core.rules` decides expiry.
 
 An expired row is treated as absent as soon as the core rules say so, whether or not the row is still stored
 (docs/decisions/0004 and 0005). A store can therefore delete expired rows later, in some of its commits.
@@ -22,7 +22,7 @@ from oncelog.storage.queries.statement import DeleteRows, QuerySteps, Statement,
 from oncelog.storage.side_state import CLIENTS, TABLES
 
 EXPIRY_INTERVAL_COMMITS: Final = 16
-"""Commits per slice: one commit in this many deletes rows."""
+"""One commit in this many deletes a slice of expired rows."""
 EXPIRY_BATCH_ROWS: Final = 128
 """Minimum rows per slice of a table. To keep up, a slice covers at least twice the rows written since the last one."""
 EXPIRING_TABLES: Final = [table for table in TABLES if table.expires]
@@ -84,8 +84,8 @@ class ExpirySweep:
         return lane
 
     def run(self, heads: Mapping[int, LaneHead], lane: int | None = None) -> QuerySteps[int]:
-        """Delete the expired rows in one slice of each table, inside a commit's transaction, judged by the heads from
-        before the commit.
+        """Delete the expired rows in one slice of each table, inside a commit's transaction. The heads from before the
+        commit determine expiry.
 
         Without a lane, the slice covers all lanes. Returns how many client entries were deleted.
         """

@@ -81,7 +81,7 @@ class _RowSource:
         return rows, rows[-1][self.number_column] if len(rows) == limit else None
 
     def _fetch_of_partitions(self, after: int, limit: int) -> QuerySteps[tuple[Rows, int | None]]:
-        """Return rows of records in any of several partitions. Their positions are loaded for a whole page.
+        """Return the rows of records that are in any of the partitions. Their positions are loaded for a whole page.
 
         Records of other policies have positions too, so a page of views may need more positions than it has rows.
         """

@@ -34,8 +34,8 @@ def load_tables(read_set: ReadSet, snapshot: Snapshot) -> QuerySteps[None]:
 def _load_oldest_members(counts: Mapping[str, int], snapshot: Snapshot) -> QuerySteps[None]:
     """Load the members who joined each stream first.
 
-    LIMIT cannot refer to a column in SQLite, so one statement loads all streams with the same count. Most streams in a
-    batch lose one member.
+    In SQLite, LIMIT cannot refer to a column. Each statement therefore loads the streams with the same count, and most
+    streams in a batch lose one member.
     """
     members, acknowledged = dict(snapshot.members), dict(snapshot.acknowledged)
     scopes_by_count: dict[int, list[str]] = {}

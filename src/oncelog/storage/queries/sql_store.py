@@ -90,7 +90,7 @@ class SqlStore(ABC):
 
     @abstractmethod
     def _propose_mark(self) -> QuerySteps[tuple[ClockMark, Exception | None]]:
-        """Return the clock mark of a commit made now, and an error if the clock is in doubt."""
+        """Return the clock mark of a commit made now, and an error if the clock has jumped."""
 
     @abstractmethod
     async def _run_write(self, lanes: Collection[int], query: SharedQuery[T], *arguments: Any) -> T:
@@ -204,7 +204,7 @@ class SqlStore(ABC):
         return self._load_side_state(read_set)
 
     def _load_side_state(self, read_set: ReadSet) -> QuerySteps[SideState]:
-        """Load the heads before the side state, so that no row is expired by a head that is newer than the row."""
+        """Load the heads before the side state, so that no row seems expired only because its head is newer."""
         mark, jumped = yield from self._propose_mark()
         heads = yield from records.load_heads()
         snapshot = Snapshot(

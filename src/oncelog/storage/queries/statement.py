@@ -2,7 +2,7 @@
 
 A query is a generator: it yields a request, receives the rows, and returns a result. A driver runs it on a connection,
 synchronously on SQLite (`sqlite/query_driver.py`) and with `await` on PostgreSQL (`postgres/query_driver.py`). Requests
-refer to statements by name. The engines share most statements (`sql/queries.sql`); each also has its own.
+refer to statements by name. The engines share most statements (`sql/queries.sql`), and each has additional ones.
 """
 
 from collections.abc import Callable, Collection, Generator, Sequence
@@ -89,7 +89,7 @@ class RowsStatement(NamedTuple):
 
 
 class CommitBatch(NamedTuple):
-    """Decides a batch in the transaction of the query, and saves its changes. The answer is the result."""
+    """Decides a batch in the transaction of the query, and saves its changes. The answer is a `BatchResult`."""
 
     batch: Sequence[Request]
 

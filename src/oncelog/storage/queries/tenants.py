@@ -1,4 +1,4 @@
-"""Queries on tenants: quotas, usage, and the counting of usage."""
+"""Queries that load and save the quotas and usage of tenants, and that count usage."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +22,7 @@ from oncelog.storage.tenants import (
 def load_count_start() -> QuerySteps[CountStart]:
     """Return the state of the log before usage is counted.
 
-    The heads are loaded last, so that older erasures are known.
+    The erasure count is loaded before the heads, so that the count of usage notices every later erasure.
     """
     [(text, version)] = yield Statement("tenants")
     erasures = yield from count_erasures()

@@ -24,7 +24,7 @@ from oncelog.storage.tenants import measure_body
 def complete_read_set(
     read_set: ReadSet, batch: Sequence[Request], tenants: Tenants | None, leaps: Sequence[int]
 ) -> None:
-    """Add to a read set what depends on tenants or leaps, which are known only once the lanes are locked."""
+    """Add the keys that depend on tenants or leaps, which are known only once the lanes are locked."""
     if tenants is not None:
         read_set.usage, read_set.past_members = collect_usage_keys(batch, tenants, read_set.faults)
         read_set.keys |= collect_event_identities(batch, tenants, read_set.faults)

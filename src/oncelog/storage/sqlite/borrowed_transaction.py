@@ -63,7 +63,7 @@ class _BorrowedConnection:
 class _SharedFile:
     """State that all borrowed transactions on one file share within a process.
 
-    They acquire its lock before the file's.
+    A transaction acquires its lock before the lock of the file.
     """
 
     def __init__(self, transaction: StoreTransaction) -> None:
@@ -155,7 +155,7 @@ class BorrowedTransaction:
         self._newest_root = tip or self._connection.execute(_NEWEST_ROOT_SQL).fetchone()
 
     def _acquire_lock(self) -> None:
-        """Wait for the lock for as long as the connection's busy timeout for other processes."""
+        """Acquire the lock. Waits at most as long as the connection waits for other processes (its busy timeout)."""
         (timeout_ms,) = self._connection.execute("PRAGMA busy_timeout").fetchone()
         if not self._shared_file.lock.acquire(timeout=timeout_ms / 1000):
             raise StoreUnavailableError(f"{self._path}: another thread holds the log's write lock; try again")

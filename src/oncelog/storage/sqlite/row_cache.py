@@ -18,7 +18,7 @@ SMALL_ROWS_MAX: Final = 100_000
 VALUE_BYTES_MAX: Final = 4096
 """Entities with larger values are not cached."""
 SMALL_TABLES: Final = ("members", "acknowledged")
-"""Tables with small rows that share parts of their keys with other rows. A stream has many of them."""
+"""Tables with small rows that share parts of their keys with other rows. A stream has many such rows."""
 CACHED_TABLES: Final = ("streams", "clients", "entities", "relationships", "horizons", "rates", *SMALL_TABLES)
 """Tables with small rows that batches use repeatedly."""
 
@@ -33,7 +33,7 @@ Heads = Mapping[int, LaneHead]
 class RowCache:
     """Cached rows, which are valid only while the log has the lane heads that the cache knows.
 
-    The hashes in the heads stand for the complete history, so a file that was reset to an earlier state is detected. A
+    The hashes in the heads cover the complete history, so the cache notices if a file was reset to an older state. A
     commit count is not enough, because it can repeat. The hashes do not cover members, but each membership change
     alters the revision and the log time of its lane's head.
     """

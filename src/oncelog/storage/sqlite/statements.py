@@ -33,7 +33,7 @@ class BulkInsert:
         single_row = f"INSERT OR FAIL INTO {table} ({', '.join(columns)}) VALUES {mark}"  # noqa: S608
         sizes = [1 << bit for bit in reversed(range(ROWS_MAX.bit_length()))]
         self._largest, *self._smaller = [(size, single_row + f", {mark}" * (size - 1) + on_conflict) for size in sizes]
-        """Statements for powers of two: few enough to stay prepared, and any number of rows needs few of them."""
+        """Statements for row counts that are powers of two: few enough to stay prepared, but enough for any count."""
 
     def __call__(self, connection: Any, rows: Iterable[tuple[Any, ...]], count: int) -> None:
         """Insert `count` rows in order. The iterable may create the rows lazily."""

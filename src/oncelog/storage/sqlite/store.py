@@ -56,8 +56,8 @@ IMMEDIATE_COMMIT_RECORDS: Final = 64
 switch, for which the loop waits, costs more than it saves."""
 CHECKPOINT_RECORDS: Final = 1024
 CHECKPOINT_PAUSE_S: Final = 0.1
-"""After CHECKPOINT_RECORDS records, a checkpoint moves the write-ahead log into the file, followed by this pause. With
-large records, the log reaches CHECKPOINT_PAGES first, and a commit runs the checkpoint."""
+"""Pause after a checkpoint, which moves the write-ahead log into the file after CHECKPOINT_RECORDS records. With large
+records, the log reaches CHECKPOINT_PAGES first, and a commit runs the checkpoint."""
 
 
 class SqliteStore(SqlStore):

@@ -120,8 +120,8 @@ class StoreTransaction:
     ) -> BatchResult:
         """Decide a batch and save its changes. The caller ends the transaction, then calls `confirm`.
 
-        The caller passes this transaction's `current_state` (`load_state_if_current`) if no other thread needs the GIL
-        for long (`save_tables`). If the method or the transaction fails, the caller calls `roll_back`.
+        The caller passes this transaction's `current_state` (`load_state_if_current`) unless other threads need the
+        GIL (see `save_tables`). If the method or the transaction fails, the caller calls `roll_back`.
         """
         self.roll_back()
         state = current_state or self.load_state(connection)
@@ -297,7 +297,7 @@ def _encode_padded_record(record: Record, salt: bytes) -> tuple[Any, ...]:
 def load_remembered(
     connection: Any, places: Iterable[int], read_set: ReadSet
 ) -> tuple[dict[KeyIdentity, Remembered], dict[SequenceIdentity, Remembered]]:
-    """Return what the log remembers under a read set's keys and sequences, from the records at the given places.
+    """Return the stored answers for a read set's keys and sequences, from the records at the given places.
 
     The newest record wins.
     """

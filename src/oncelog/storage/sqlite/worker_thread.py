@@ -28,7 +28,7 @@ class _Call(Struct):
 
 
 class WorkerThread:
-    """Runs calls for one event loop. The owner calls `stop`, or else `atexit` does when the program ends."""
+    """Runs calls for one event loop. The owner calls `stop`; otherwise `atexit` calls it when the program ends."""
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
@@ -88,7 +88,7 @@ class WorkerThread:
             error = raised
         with suppress(RuntimeError):  # the event loop is closed, so no caller is waiting
             call.loop.call_soon_threadsafe(self._deliver, call.outcome, result, error)
-        del call, error  # the traceback refers to this frame, a cycle that would last until a garbage collection
+        del call, error  # the traceback refers to this frame; only the garbage collector would break this cycle
 
     def _deliver(self, outcome: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
         self._unfinished_calls -= 1

@@ -158,7 +158,7 @@ class Writer:
     def _set_busy_timeout(self, connection: Any, *, waits: bool) -> None:
         """Set whether to wait for other processes.
 
-        Most batches need the same setting as the previous one, which saves a statement.
+        Most batches need the same setting as the previous one, and then this method runs no statement.
         """
         if waits != self._waits_for_lock:
             connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS if waits else 0}")
@@ -167,7 +167,7 @@ class Writer:
     # --- other uses of the writer
 
     def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
-        """Return what the log remembers of the newest record of each identity."""
+        """Return the stored answer for each identity, from its newest record."""
         with self._read_transaction() as (connection, state):
             needs = ReadSet(keys=set(identities))
             snapshot, _ = self.store_transaction.load_identities(connection, self.index, needs, state)
@@ -329,7 +329,7 @@ class Writer:
 
         The connection is kept open if only the disk fails. A commit whose sync failed can still be read from the
         write-ahead log, but Linux never writes it to the disk. This connection knows that the commit is void and
-        overwrites it. A new connection would take it for a valid commit and append further commits, which the next
+        overwrites it. A new connection would treat it as valid and append further commits, which the next
         power failure would remove together with it.
         """
         try:

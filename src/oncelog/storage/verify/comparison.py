@@ -22,7 +22,7 @@ from oncelog.storage.verify.source import LogState, VerificationSource, pair_row
 
 
 class ComparisonState(Enum):
-    """Outcome of comparing an entry with its rebuilt value if it shows no damage."""
+    """Outcome of a comparison that found no damage in an entry."""
 
     SAME = "same"
     ABSENT = "absent"
@@ -199,7 +199,7 @@ class SideStateComparison:
         if is_horizon_delete(stored.deleted, table, row_id) and stored.deleted[0] <= horizon:
             expected = merge(expected, build_horizon_delete(stored.deleted[0], table, row_id))
             if not stored.exists and not expected.exists and stored.written <= stored.deleted:
-                # Deltas that lost to the horizon leave their stamps, but no body with their clocks.
+                # Deltas that lost to the horizon leave their stamps in the row, but no body contains their clocks.
                 stored = Row(stored.columns, expected.written, stored.deleted)
         if stored == expected:
             return ComparisonState.SAME

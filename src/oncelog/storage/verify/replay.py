@@ -45,7 +45,7 @@ CREATE TABLE unknown_deltas (lane, scope, delta_id, PRIMARY KEY (lane, scope, de
 CREATE TABLE folds (
     lane, scope, table_name, row_id, sequence, digest, deleted_hlc, PRIMARY KEY (lane, scope, table_name, row_id)
 ) WITHOUT ROWID;
--- The last known deletions, in the scopes that have unknown records too.
+-- The last known deletions, in scopes that also have unknown records.
 CREATE TABLE removed (lane, scope, name, sequence, PRIMARY KEY (lane, scope, name)) WITHOUT ROWID;
 """
 
@@ -101,7 +101,7 @@ class ScratchDatabase:
         save_tables(self._connection, changes, self._settings.lanes, stored)
 
     def add_unknown(self, lane: int, scope: str, sequence: int, is_erased: bool, delta_id: bytes | None) -> None:
-        """Record that a record's effects are not known, with its id if it is a delta."""
+        """Add a record whose effects are not known. `delta_id` is its id if it is a delta."""
         self._connection.execute("INSERT INTO unknown VALUES (?, ?, ?, ?, 0)", (lane, scope, sequence, is_erased))
         if delta_id is not None:
             self._connection.execute("INSERT OR IGNORE INTO unknown_deltas VALUES (?, ?, ?)", (lane, scope, delta_id))
@@ -143,7 +143,7 @@ class ScratchDatabase:
         return None if found is None else (found[0], FoldedRow(*found[1:]))
 
     def has_unfolded(self, lane: int, scope: str, after: int = 0) -> bool:
-        """Return whether a stream has records after a sequence whose effects are neither known nor in a fold."""
+        """Return whether a stream has records above `after` whose effects are neither known nor in a fold."""
         return self._has_record("sequence > ? AND NOT is_folded", lane, scope, after)
 
     def iterate_table(self, table: SideStateTable) -> Iterator[RowTuple]:
@@ -162,19 +162,19 @@ class ScratchDatabase:
         return int(self._connection.execute(f"SELECT count(*) FROM oncelog_{table.name}").fetchone()[0])  # noqa: S608
 
     def is_unknown(self, lane: int, scope: str, sequence: int) -> bool:
-        """Return whether the effects of the record with a sequence are not known."""
+        """Return whether the record at a sequence has unknown effects."""
         return self._has_record("sequence = ?", lane, scope, sequence)
 
     def is_erased(self, lane: int, scope: str, sequence: int) -> bool:
-        """Return whether the record with a sequence has been erased."""
+        """Return whether the record at a sequence has been erased."""
         return self._has_record("sequence = ? AND is_erased", lane, scope, sequence)
 
     def has_unknown(self, lane: int, scope: str, after: int = 0) -> bool:
-        """Return whether a stream has records after a sequence whose effects are not known."""
+        """Return whether a stream has records with unknown effects above `after`."""
         return self._has_record("sequence > ?", lane, scope, after)
 
     def is_unknown_delta(self, lane: int, scope: str, delta_id: bytes) -> bool:
-        """Return whether a stream has a delta with the id, whose content is not known."""
+        """Return whether a stream has a delta with this id and unknown content."""
         statement = "SELECT 1 FROM unknown_deltas WHERE lane = ? AND scope = ? AND delta_id = ?"
         return self._connection.execute(statement, (lane, scope, delta_id)).fetchone() is not None
 

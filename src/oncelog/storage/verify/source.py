@@ -57,7 +57,8 @@ class VerificationSource(ABC):
 
     @abstractmethod
     def iterate_evidence(self) -> Iterator[RowTuple]:
-        """Yield all records for `decode_evidence` in order of place, even if their lane is wrong."""
+        """Yield the rows of all records, as `decode_evidence` takes them, in order of place. Includes records in wrong
+        lanes."""
 
     @abstractmethod
     def add(self, record: Record) -> None:

@@ -18,7 +18,7 @@ from oncelog.testing.cluster.state import ClusterState, fetch_state
 from oncelog.testing.programs import wait_for_exit
 
 REVIVE_S: Final = 5.0
-"""Pause before a dead Patroni or etcd process is started again, as an operator would do."""
+"""Pause before `start` restarts a Patroni or etcd process that has exited, as an operator would."""
 FIRST_PORT: Final = 7181
 
 app = typer.Typer(
@@ -46,7 +46,7 @@ def start(
         ),
     ] = FIRST_PORT,
     ttl: Annotated[int, typer.Option(min=20, help="Seconds after which a silent primary is replaced.")] = 20,
-    loop_wait: Annotated[int, typer.Option(min=1, help="Seconds between two checks of the cluster by a Patroni.")] = 1,
+    loop_wait: Annotated[int, typer.Option(min=1, help="Seconds between Patroni's checks of the cluster.")] = 1,
     retry_timeout: Annotated[int, typer.Option(min=3, help="Seconds that Patroni tries to reach etcd.")] = 3,
 ) -> None:
     """Start a cluster, show how to use it, and supervise it until Ctrl-C, SIGTERM or `stop`.
@@ -87,7 +87,7 @@ def start(
 
 @app.command()
 def state(directory: Directory = DEFAULT_DIRECTORY) -> None:
-    """Show the primary and the standbys, with the synchronous one. Exits with status 1 if the cluster is not healthy.
+    """Show the primary and the standbys, and which is synchronous. Exits with status 1 if the cluster is not healthy.
 
     Example: watch -n1 python -m oncelog.testing.cluster state
     """
@@ -116,7 +116,7 @@ def kill(directory: Directory = DEFAULT_DIRECTORY) -> None:
 
 @app.command()
 def stop(directory: Directory = DEFAULT_DIRECTORY) -> None:
-    """Stop a cluster and remove its directory, from another terminal, even if its `start` was killed.
+    """Stop a cluster from another terminal, and remove its directory. Also works if `start` was killed.
 
     Example: python -m oncelog.testing.cluster stop
     """

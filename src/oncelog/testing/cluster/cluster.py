@@ -290,7 +290,7 @@ class Cluster:
 
     def _check_links(self) -> TcpLinks:
         if self._links is None:
-            raise RuntimeError("only a cluster that was made with is_wired=True can be cut")
+            raise RuntimeError("only nodes of a cluster created with is_wired=True can be cut off")
         return self._links
 
 

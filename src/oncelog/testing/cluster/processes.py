@@ -42,8 +42,8 @@ def kill_server(node: Node) -> None:
 def stop_all(layout: Layout) -> None:
     """Stop all processes of a cluster, even if its supervisor has died."""
     starters = [pid for pid, arguments in _iterate_commands() if _is_starter(layout, arguments)]
-    # First kill the processes that would restart servers, with their helpers. Suspend them all before that, so that no
-    # new child is missed.
+    # First suspend the processes that would restart servers, so that they start no further children. Then kill them
+    # and their helpers.
     for pid in starters:
         send_signal(pid, signal.SIGSTOP)
     writers = [
@@ -54,8 +54,8 @@ def stop_all(layout: Layout) -> None:
         send_signal(pid, signal.SIGKILL)
     for pid in process_ids:
         wait_for_exit(pid)
-    # Then stop the servers in a way that releases their shared memory. Repeat this for servers that were just being
-    # started.
+    # Finally, stop the servers in a way that releases their shared memory. Repeat this, because some may still have
+    # been starting.
     while servers := _list_servers(layout):
         for pid in servers:
             send_signal(pid, signal.SIGQUIT)
@@ -109,7 +109,7 @@ def _iterate_commands() -> Iterator[tuple[int, list[str]]]:
 
 
 def _read_arguments(pid: int) -> list[str]:
-    """Return the arguments of a process, which are readable for processes of all users.
+    """Return the arguments of a process, which any user may read.
 
     The list is empty if it has exited.
     """

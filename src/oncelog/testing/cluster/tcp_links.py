@@ -75,7 +75,7 @@ class TcpLink:
                 await self._connected.wait()
                 writer.write(data)
                 await writer.drain()
-            await self._connected.wait()  # closing a connection waits too
+            await self._connected.wait()  # forward the end of the stream only once the link is mended
 
 
 class TcpLinks:

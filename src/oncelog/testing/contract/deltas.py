@@ -33,7 +33,7 @@ class DeltasContract(Contract):
 
     @contextmanager
     def open_merged(self, tmp_path: Path, *places: Place, value: bytes = b"1") -> Iterator[StoreDriver]:
-        """Open a log with a row at each place, written in reverse order, and a row of another scope in that lane."""
+        """Open a log with a row at each place, in reverse order, and a row of another scope in the same lane."""
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             numbers = count(1)
             for table, row_id in (*reversed(places), ("a", "another's")):

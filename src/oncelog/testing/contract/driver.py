@@ -143,5 +143,5 @@ def make_salt_source() -> Draw:
 
 
 def list_positions(records: Sequence[Record]) -> list[int]:
-    """Return the positions that records have in their lane."""
+    """Return the positions of records in their lane."""
     return [record.position for record in records]

@@ -38,7 +38,7 @@ WHERE o.ctid = e.ctid AND l.lane = $1 AND e.lane = $1 AND e.scope = $2 AND e.ver
 CASE WHEN o.expires_at_ms IS NULL OR o.expires_at_ms > l.log_time_ms THEN octet_length(o.value) ELSE 0 END;
 
 -- fragment: acknowledged_of_short_key
--- What a member `m` has acknowledged, if its key is short.
+-- Acknowledged sequence of a member `m` with a short key.
 LEFT JOIN LATERAL (
     SELECT sequence FROM oncelog_acknowledged AS a
     WHERE a.lane = m.lane AND a.scope = m.scope AND a.member = m.member AND a.digest IS NULL OFFSET 0
@@ -656,8 +656,8 @@ LEFT JOIN LATERAL (
 ) AS la ON true;
 
 -- name: member_changes
--- Members in a lane that were added or removed, or that acknowledged something, since a revision, in their current
--- state. A key is either short or long, so only one of each table's two joins finds a row.
+-- Member changes of a lane after a cursor, with the current state of each member. A key is either short or long, so
+-- only one of each table's two joins finds a row.
 SELECT c.revision, c.scope, c.member, c.kind, (m.member IS NOT NULL OR lm.member IS NOT NULL),
     coalesce(a.sequence, la.sequence, 0), (coalesce(m.is_owner, lm.is_owner) = 1 OR r.owners IS NULL)
 FROM oncelog_member_changes AS c

@@ -102,7 +102,7 @@ SELECT s.lane, s.scope FROM oncelog_streams AS s WHERE s.sequence = 0
     AND NOT EXISTS (SELECT 1 FROM oncelog_member_changes AS c WHERE c.lane = s.lane AND c.scope = s.scope) LIMIT 1;
 
 -- name: bad_roster
--- A stream whose members, owners or joining numbers differ from its roster, or that has no owner.
+-- A stream whose members, owners or `joined` numbers differ from its roster, or that has no owner.
 SELECT coalesce(m.lane, r.lane), coalesce(m.scope, r.scope), coalesce(m.members, 0), coalesce(m.owners, 0),
     coalesce(r.members, 0), r.owners
 FROM (

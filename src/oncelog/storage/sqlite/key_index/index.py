@@ -5,7 +5,7 @@ because every insert touches a different page. Keys therefore move through three
 
     memtable  the newest keys, in memory only; rebuilt from the records when a file is opened
     sealed    sorted into a new segment, in runs of about 60 keys (key_run.py), appended in one direction
-    merged    FAN_OUT segments of a level become one segment of the next level, so there are never many
+    merged    FAN_OUT segments of a level become one segment of the next level, so their number stays small
 
 Sealing and merging run in slices inside the transactions of commits, in proportion to the keys of each commit, so no
 commit waits for a large step. The same transaction saves the progress, and any process can continue the work. Lookups
@@ -51,7 +51,7 @@ FAN_OUT: Final = 16
 """Factor by which segments grow from level to level. Each level writes every key once more; from 8 million keys on, a
 key is written twice. A lookup of a known key checks up to this many segments per level."""
 WORK_FACTOR: Final = 1.1
-"""Keys that the work on each level moves for every new key. The factor is above 1, so that the work finishes before the
+"""How many keys the work on each level moves per new key. The factor is above 1, so that one job finishes before the
 next begins, but only slightly, so that commits take the same time with and without work."""
 SLICE_KEYS: Final = 480
 """Minimum keys per slice of work, but not more than an eighth of a segment. Consecutive slices share their first and
@@ -67,7 +67,7 @@ class LaneIndexState(NamedTuple):
 
 
 CATCH_UP_KEYS_MAX: Final = 1000
-"""How many keys of other processes `is_nearly_current` tolerates."""
+"""Maximum number of unread keys of other processes at which `is_nearly_current` returns True."""
 
 
 class KeyIndex:
@@ -310,7 +310,7 @@ class KeyIndex:
 
     def _begin_jobs(self, connection: Any, delta: IndexDelta) -> None:
         if 0 not in delta.jobs and not self._sealing_memtable and len(self._memtable) >= self._seal_keys:
-            # This transaction's keys remain in the memtable: sealing covers the lanes up to their positions before it.
+            # Sealing covers the positions before this transaction, so the transaction's keys remain in the memtable.
             connection.executemany(SQL["start_sealing"], [(position, lane) for lane, position in self._lanes.items()])
             delta.begin_job(connection, 0, (), count_places(self._memtable))
             delta.began_sealing = True
@@ -352,7 +352,7 @@ class KeyIndex:
     def _merge(self, connection: Any, delta: IndexDelta, job: IndexJob, count: int) -> None:
         """Merge a part of the hash range.
 
-        Hashes are uniformly distributed, so it contains the same share of the keys.
+        Hashes are uniformly distributed, so the part contains the same share of the keys.
         """
         upto = min(HASH_MAX, job.cursor + max(1, (HASH_MAX + 1) * count // max(1, job.keys)))
         merge = self._merges.get(job.level)

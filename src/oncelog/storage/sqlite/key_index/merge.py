@@ -24,7 +24,7 @@ class SegmentMerge:
         self._sources = [_SegmentReader(segment, cursor) for segment in sources]
 
     def advance(self, connection: Any, upto: int) -> None:
-        """Copy the keys from the cursor up to a hash to the target."""
+        """Copy the keys after the cursor to the target, up to and including a hash."""
         hashes: list[int] = []
         places: list[int] = []
         for source in self._sources:

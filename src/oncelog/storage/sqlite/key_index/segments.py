@@ -16,7 +16,7 @@ from oncelog.storage.sqlite.statements import SQL
 
 KEYS_PER_RECORD_MAX: Final = 2
 CLEAR_RUNS: Final = 16
-"""How many runs of a merged source are deleted together. Consecutive deletions write one page in common."""
+"""How many runs of a merged source are deleted together. Single deletions would write the same pages repeatedly."""
 
 
 class Segment(NamedTuple):
@@ -48,7 +48,7 @@ def decode_job(row: tuple[Any, ...]) -> IndexJob:
 
 
 def check_key_counts(segments: Iterable[Segment], jobs: Iterable[IndexJob], records: int) -> None:
-    """Raise CorruptError for a key count that the records cannot have. Memory is allocated for this number of keys."""
+    """Raise CorruptError for an impossible key count, because memory is allocated for that many keys."""
     for counted in chain[Segment | IndexJob](segments, jobs):
         if not 0 <= counted.keys <= KEYS_PER_RECORD_MAX * records:
             problem = f"a segment with {counted.keys} keys in a log of {records} records"

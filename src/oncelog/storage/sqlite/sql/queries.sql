@@ -108,7 +108,7 @@ ON CONFLICT (lane) DO UPDATE SET
 INSERT INTO oncelog_blocks (lane, height, first_position, count, log_time_ms, previous, root) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: remembered
--- What the log remembers of the records at the given places.
+-- Stored answers (`Remembered`) for the records at the given places.
 SELECT place, sequence, log_time_ms, height, client_sequence, policy, scope, client, r.key, fingerprint, body IS NULL
 FROM json_each(:places) AS n CROSS JOIN oncelog_records AS r ON place = n.value;
 
@@ -269,7 +269,7 @@ SELECT place >> 48, place & 281474976710655, sequence, log_time_ms, height, poli
 FROM json_each(?2) AS n CROSS JOIN oncelog_records AS r ON place = (?1 << 48 | n.value) WHERE body IS NOT NULL ORDER BY n.key;
 
 -- name: erase
--- Keeps only the hash of the body, padded with zeros to the size of the row.
+-- Keeps only the hash of the body. Padding with zeros preserves the size of the row.
 UPDATE oncelog_records SET body_hash = ?3, salt = NULL, body = NULL,
     padding = zeroblob(length(body) + coalesce(length(padding), 0) - 20) WHERE place = (?1 << 48 | ?2);
 

@@ -2,7 +2,7 @@
 ALTER TABLE oncelog_state ADD COLUMN tenants text;
 
 -- The usage of each tenant (core.tenants.Usage). All rows are in lane 0, because a tenant may have streams in several
--- lanes. A commit locks the rows that it changes after its lanes, in the order of names. All rows exist in advance.
+-- lanes. A commit locks its lanes, then the rows that it changes, in the order of names. All rows exist in advance.
 CREATE TABLE oncelog_usage (
     lane integer NOT NULL,
     tenant text COLLATE "C" NOT NULL,

@@ -1,5 +1,5 @@
 -- Roles of members (core/rules/members.py). `joined` is the order in which members joined the stream: the oldest member
--- inherits a stream whose last owner leaves. In an older database, it follows from the revision that added the member,
+-- inherits a stream whose last owner leaves. An older database takes it from the revision that added the member,
 -- then from the name.
 ALTER TABLE oncelog_members ADD COLUMN joined bigint NOT NULL DEFAULT 0, ADD COLUMN is_owner integer NOT NULL DEFAULT 0;
 

@@ -1,4 +1,4 @@
--- How much of their rate for new writes actors have left (core.values.Bucket). The scope is empty for the whole log.
+-- Token buckets of the actors' rates for new writes (core.values.Bucket). The scope is empty for the whole log.
 CREATE TABLE oncelog_rates (
     lane INTEGER NOT NULL,
     scope TEXT NOT NULL,

@@ -1,5 +1,5 @@
 -- Roles of members (core/rules/members.py). `joined` is the order in which members joined the stream: the oldest member
--- inherits a stream whose last owner leaves. In an older file, it follows from the revision that added the member, then
+-- inherits a stream whose last owner leaves. An older file takes it from the revision that added the member, then
 -- from the name.
 ALTER TABLE oncelog_members ADD COLUMN joined INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE oncelog_members ADD COLUMN is_owner INTEGER NOT NULL DEFAULT 0;
