@@ -18,7 +18,7 @@ from oncelog.engine import audit
 from oncelog.engine.audit import AuditFilter
 from oncelog.engine.log import Log
 from oncelog.errors import DiskFullError, HistoryChangedError
-from oncelog.storage.store import BatchResult
+from oncelog.storage.store import BatchResult, BatchTraces
 from oncelog.testing.clock import ManualClock
 from storage.memory_store import MemoryStore
 
@@ -32,10 +32,12 @@ class FullStore(MemoryStore):
 
     is_full = False
 
-    async def commit(self, batch: Sequence[Request], validate: object = None) -> BatchResult:
+    async def commit(
+        self, batch: Sequence[Request], validate: Validate | None = None, traces: BatchTraces | None = None
+    ) -> BatchResult:
         if self.is_full:
             raise DiskFullError(str(OSError(errno.ENOSPC, "no space")))
-        return await super().commit(batch, validate)  # type: ignore[arg-type]
+        return await super().commit(batch, validate, traces)
 
 
 async def acts(log: Log, wanted: AuditFilter | None = None) -> list[AuditEntry]:

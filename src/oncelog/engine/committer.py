@@ -41,6 +41,7 @@ from oncelog.engine import logger
 from oncelog.engine.answer_cache import AnswerCache
 from oncelog.engine.batch_scheduler import BATCH_ITEMS_TARGET, BatchScheduler
 from oncelog.engine.limits import Limits
+from oncelog.engine.tracing import Tracer
 from oncelog.engine.write_gate import RETRY_AFTER_MS as RETRY_AFTER_READ_ONLY_MS
 from oncelog.engine.write_gate import WriteGate
 from oncelog.errors import (
@@ -96,6 +97,8 @@ class _QueueEntry(Struct, eq=False, gc=False):
     """Whether the queue was full when it arrived. If so, it is answered if known, and otherwise refused as busy."""
     is_settled: bool = False
     """Whether its sinks have received the outcome."""
+    submitter: Any = None
+    """The span in which it was submitted, if the log is traced (`engine.tracing`)."""
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -129,6 +132,7 @@ class Committer:
         validate: Validate | None,
         on_commit: Callable[[BatchResult], None],
         write_gate: WriteGate,
+        tracer: Tracer | None = None,
     ) -> None:
         self._store = store
         self._cache = cache
@@ -137,6 +141,7 @@ class Committer:
         self._validate = None if validate is None else _wrap_validate(validate)
         self._on_commit = on_commit
         self._write_gate = write_gate
+        self._tracer = tracer
         self._queue = _EntryQueue()
         self._known_only_queue = _EntryQueue()
         self._batch: list[_QueueEntry] = []
@@ -213,6 +218,8 @@ class Committer:
             entry.is_known_only = True
         elif entry.identity is not None:
             self._in_flight.setdefault(entry.identity, entry)
+        if self._tracer is not None:
+            entry.submitter = self._tracer.get_submitter()
         queue.items += items
         queue.bytes += entry.bytes
         queue.entries.append(entry)
@@ -407,7 +414,10 @@ class Committer:
         if refusal is not None:
             requests = [_to_known_only(request) for request in requests]
         try:
-            result = await self._store.commit(_group_into_requests(requests), self._validate)
+            if self._tracer is None:
+                result = await self._store.commit(_group_into_requests(requests), self._validate)
+            else:
+                result = await self._commit_traced(self._tracer, batch, _group_into_requests(requests))
         except (StoreError, ClosedError) as error:
             level = logging.DEBUG if self._failed_batches else logging.WARNING
             logger.log(level, "a batch of %d requests was not committed: %s", len(batch), error)
@@ -442,6 +452,20 @@ class Committer:
             verdicts = chain.from_iterable(result.verdicts)
             self._settle(batch, verdicts, refusal, clock_error, is_cacheable=is_cacheable)
             self._notify_subscribers(result)
+
+    async def _commit_traced(
+        self, tracer: Tracer, batch: Sequence[_QueueEntry], requests: Sequence[Request]
+    ) -> BatchResult:
+        span = tracer.start_commit([(entry.submitter, len(entry.items)) for entry in batch])
+        if span is None:
+            return await self._store.commit(requests, self._validate)
+        try:
+            result = await self._store.commit(requests, self._validate, span.traces)
+        except BaseException as error:
+            span.fail(error)
+            raise
+        span.finish(result)
+        return result
 
     def _get_refusal(self, clock_error: ClockJumpedError | None) -> Refused | None:
         """Return the verdict for new writes while the log refuses them, after a clock jump or while it is read-only."""

@@ -39,6 +39,7 @@ DISK_DEFAULTS: Final = DiskLimits(free_bytes_min=256 * 2**20)
 _ALL_ADDRESSES: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not listened on
 _PORTS: Final = ("port", "grpc_port", "metrics_port")
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+", re.ASCII)
+_COLLECTOR: Final = re.compile(r"https?://[A-Za-z0-9_.:\[\]-]+(/[^\s?#]*)?", re.ASCII)
 _VALIDATE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|[A-Za-z0-9_.-]+", re.ASCII)
 
 
@@ -155,6 +156,24 @@ class LedgerSettings(Struct, frozen=True, kw_only=True):
                 check_whole_numbers(self, [name], highest=highest)
 
 
+class TracingSettings(Struct, frozen=True, kw_only=True):
+    """OpenTelemetry tracing (`pip install 'oncelog[opentelemetry]'`). The standard `OTEL_` environment variables set
+    the exporter, the sampler and the resource."""
+
+    enabled: bool = False
+    """Whether the server creates spans for requests, commits and deliveries, and stores trace contexts with events."""
+    endpoint: str | None = None
+    """Base URL of an OpenTelemetry collector, which receives OTLP over HTTP: `http://collector.example.org:4318`.
+    Default: the exporter that `OTEL_TRACES_EXPORTER` and `OTEL_EXPORTER_OTLP_ENDPOINT` select."""
+
+    def __post_init__(self) -> None:
+        if self.endpoint is not None and _COLLECTOR.fullmatch(self.endpoint) is None:
+            raise SettingsError(
+                "endpoint must have the form http://host[:port][/path] or https://…, without credentials; pass them in "
+                "OTEL_EXPORTER_OTLP_HEADERS"
+            )
+
+
 class TlsSettings(Struct, frozen=True, kw_only=True):
     """TLS files. Set both or neither."""
 
@@ -185,6 +204,7 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
     log: LogSettings = LogSettings()
     disk: DiskLimits = DISK_DEFAULTS
     ledger: LedgerSettings = LedgerSettings()
+    tracing: TracingSettings = TracingSettings()
     tls: TlsSettings = TlsSettings()
     tokens: TokenSettings | None = None
     api_keys: ApiKeySettings = ApiKeySettings()
@@ -275,6 +295,7 @@ _PARTS: Final[Mapping[str, tuple[str, Any]]] = {
     "log": ("log.", LogSettings()),
     "disk": ("disk.", DISK_DEFAULTS),
     "ledger": ("ledger.", LedgerSettings()),
+    "tracing": ("tracing.", TracingSettings()),
     "tls": ("tls.", TlsSettings()),
     # Algorithms and key files have no default. These values stand in for them while other settings are checked
     # individually.
