@@ -11,6 +11,7 @@ import oncelog
 from deadlines import until
 from oncelog.core.canonical import canonical
 from oncelog.core.limits import ACT_DETAILS_BYTES_MAX
+from oncelog.core.plan import Validate
 from oncelog.core.rules.audit import AuditEntry
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import RecordAct, Request

@@ -13,7 +13,6 @@ from databases import BOTH_STORES
 from deadlines import soon
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.ledger.v1.ledger_pb2_grpc import LedgerStub
-
 from oncelog.server import trace_export
 from oncelog.server.ledger import write_batcher
 from oncelog.server.settings import TracingSettings
@@ -21,7 +20,18 @@ from server.ledger.ledger_servers import LedgerServer
 from server.ledger.ledger_transports import GRPC, put
 from server.running_server import Serving, item, serving
 from server.test_write_refusals import ways
-from traces import INVALID, TRACE_ID, TRACEPARENT, UNSAMPLED, Traces, link_ids, parent_id, span_id, trace_id, traceparent
+from traces import (
+    INVALID,
+    TRACE_ID,
+    TRACEPARENT,
+    UNSAMPLED,
+    Traces,
+    link_ids,
+    parent_id,
+    span_id,
+    trace_id,
+    traceparent,
+)
 
 
 @pytest.fixture

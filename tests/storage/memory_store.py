@@ -47,8 +47,8 @@ from oncelog.storage.metadata import (
     new_epoch,
     new_settings,
 )
-from oncelog.storage.side_state import TABLES, build_member_change_rows, lane_of_scope
 from oncelog.storage.queries.traces import add_traces
+from oncelog.storage.side_state import TABLES, build_member_change_rows, lane_of_scope
 from oncelog.storage.store import (
     BatchResult,
     BatchTraces,

@@ -60,6 +60,7 @@ from oncelog.engine.audit import (
     ActQueue,
     describe_quota_change,
 )
+from oncelog.engine.batch_report import BatchReport, ReplayCounts
 from oncelog.engine.committer import Committer, VerdictSink
 from oncelog.engine.eraser import Eraser
 from oncelog.engine.leases import LeaseManager
@@ -112,8 +113,9 @@ class Log(LogReader, AsyncContext):
         self._policies = PolicyRegistry(store, policies)
         self._cache = AnswerCache(self._limits.cache_entries_max, self._limits.cache_ttl_ms)
         self._committer = Committer(
-            store, self._cache, self._clock, self._limits, validate, self._on_commit, self._write_gate, self._tracer
+            store, self._cache, self._clock, self._limits, validate, self._on_commit, self._write_gate
         )
+        self._committer.tracer = self._tracer
         self._results = ResultCache(self._clock, self._limits.results_bytes_max, self._limits.cache_ttl_ms)
         self._cache_updater = CacheUpdater(store, self._cache, self._results, self._tailers.drop_buffered)
         self._lease_manager = LeaseManager(self._submit_work, store, self._results, self._cache_updater.put_result)
@@ -469,6 +471,10 @@ class Log(LogReader, AsyncContext):
 
     def watch_commits(self, watcher: Callable[[int, float], None]) -> None:
         """Call `watcher` after every group commit, with the number of writes and the duration. It must not raise."""
+        self.watch_batches(lambda batch: watcher(batch.items, batch.duration_s))
+
+    def watch_batches(self, watcher: Callable[[BatchReport], None]) -> None:
+        """Call `watcher` after every group commit, with its measurements. It must not raise. For servers."""
         self._committer.on_batch = watcher
 
     async def wait_idle(self) -> None:
@@ -479,6 +485,21 @@ class Log(LogReader, AsyncContext):
     def queue_length(self) -> int:
         """Number of writes that are waiting to be committed."""
         return self._committer.queue_length
+
+    @property
+    def queue_age_s(self) -> float:
+        """How long the oldest write without a verdict has waited, in seconds. For servers."""
+        return self._committer.queue_age_s
+
+    @property
+    def failed_batches(self) -> int:
+        """How many group commits the store could not make durable. For servers."""
+        return self._committer.failures
+
+    @property
+    def replays(self) -> ReplayCounts:
+        """How many retries got the original receipt, by where it was found. For servers."""
+        return self._committer.replays
 
     # --- named consumers
 

@@ -53,9 +53,7 @@ class Tailer(LaneReader):
     committed after its removal.
     """
 
-    def __init__(
-        self, store: Store, lane: int, position: int, limits: Limits, tracer: Tracer | None = None
-    ) -> None:
+    def __init__(self, store: Store, lane: int, position: int, limits: Limits, tracer: Tracer | None = None) -> None:
         super().__init__(lane, f"lane {lane}")
         self.position = position
         """All records up to this position are delivered."""

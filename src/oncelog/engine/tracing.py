@@ -1,15 +1,16 @@
 """OpenTelemetry spans of a log: group commits and deliveries.
 
-Tracing is off unless the log is opened with it; this module imports OpenTelemetry only then. The committer remembers the
-span in which a caller submits a write. The span of a group commit is a child of the first of these spans and has a link
-to each of them, because a batch has writes of several traces. Records keep both contexts (`RecordTrace`), so that the
-spans of their delivery, in any process, continue the trace of the request and link to the commit.
+Tracing is off unless the log is opened with it; this module imports OpenTelemetry only then. The committer remembers
+the span in which a caller submits a write. The span of a group commit is a child of the first of these spans and has a
+link to each of them, because a batch has writes of several traces. Records keep both contexts (`RecordTrace`), so that
+the spans of their delivery, in any process, continue the trace of the request and link to the commit.
 
 A span exists only for sampled requests. A write whose trace is not sampled costs one look-up of the current span.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.core.values import Record
@@ -98,8 +99,20 @@ class CommitSpan:
         self.traces = traces
         """The contexts that the store saves with the records."""
 
-    def finish(self, result: BatchResult) -> None:
-        """End the span of a batch that is durable. The requests that are not its parent get a link to it."""
+    def __enter__(self) -> None:
+        """Begin the commit."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """End the span, with the error of a batch that failed."""
+        if error is not None:
+            from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415 - see `Tracer`
+
+            self._span.set_attribute("error.type", type(error).__name__)
+            self._span.set_status(Status(StatusCode.ERROR, str(error)))
+        self._span.end()
+
+    def describe(self, result: BatchResult) -> None:
+        """Describe a batch that is durable. The requests that are not the parent of the span get a link to it."""
         records = result.changes.records
         self._span.set_attribute("oncelog.records", len(records))
         self._span.set_attribute("oncelog.sync_ms", round(1000 * result.sync_s, 3))
@@ -110,15 +123,6 @@ class CommitSpan:
         for submitter in self._submitters[1:]:
             if submitter.is_recording():
                 submitter.add_link(context)
-        self._span.end()
-
-    def fail(self, error: BaseException) -> None:
-        """End the span of a batch that failed."""
-        from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415 - see `Tracer`
-
-        self._span.set_attribute("error.type", type(error).__name__)
-        self._span.set_status(Status(StatusCode.ERROR, str(error)))
-        self._span.end()
 
 
 def _format(span: "Span | None") -> str:

@@ -117,7 +117,7 @@ class Server:
             subscribers=lambda: self._reader_count,
             failed_files=self._authenticator.files.count_failed,
         )
-        self.log.watch_commits(self.metrics.observe_commit)
+        self.log.watch_batches(self.metrics.observe_commit)
         self._operators = OperatorEndpoints(
             self._auth_gate,
             self.metrics,

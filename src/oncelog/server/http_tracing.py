@@ -43,7 +43,7 @@ class HttpTracer:
         return response
 
     def _get_carrier(self, headers: CIMultiDictProxy[str]) -> dict[str, str]:
-        # Several lines of `traceparent` are invalid, and joined they are no valid value.
+        # Several lines of `traceparent` are invalid. Joined, they are an invalid value.
         found = {name: headers.getall(name, ()) for name in self._tracer.header_names}
         return {name: ",".join(values) for name, values in found.items() if values}
 

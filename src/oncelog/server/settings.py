@@ -83,7 +83,8 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     metrics: bool = True
     """Whether the server offers `/metrics`."""
     metrics_public: bool = False
-    """Whether `/metrics` on `port` needs no credential. Otherwise it needs the grant to read `oncelog/metrics`."""
+    """Whether `/metrics` on `port` needs no credential. Callers without one see no names of tenants and consumers.
+    Otherwise it needs the grant to read `oncelog/metrics`."""
     metrics_host: str = "127.0.0.1"
     """The address or name to listen on for `metrics_port`."""
     metrics_port: int | None = None

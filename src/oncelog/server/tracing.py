@@ -4,7 +4,7 @@ Each request has a span while the log handles it: an HTTP request, a gRPC call, 
 continues the client's trace (`traceparent`). An invalid `traceparent` starts a new trace, as W3C Trace Context says.
 Health checks, metrics, and connections that stay open have no span.
 
-`AuthGate.tracer` is None without tracing, and this module then imports nothing of OpenTelemetry.
+Only a server with tracing sets `AuthGate.tracer`, and only then this module imports OpenTelemetry.
 """
 
 from collections.abc import Mapping
