@@ -16,6 +16,7 @@ from oncelog.ledger.v1.ledger_pb2_grpc import LedgerStub
 from oncelog.server import trace_export
 from oncelog.server.ledger import write_batcher
 from oncelog.server.settings import TracingSettings
+from server.chat.chat_servers import ChatServer
 from server.ledger.ledger_servers import LedgerServer
 from server.ledger.ledger_transports import GRPC, put
 from server.running_server import Serving, item, serving
@@ -205,3 +206,17 @@ async def test_held_grpc_writes_keep_their_own_traces(
     assert parent_id(commit) == span_id(request)
     assert request.attributes is not None
     assert request.attributes["rpc.grpc.status_code"] == 0
+
+
+async def test_chat_message_carries_the_trace_to_its_readers(tmp_path: Path, traces: Traces) -> None:
+    async with tracing_server(tmp_path) as served:
+        chats = ChatServer(served)
+        await chats.create("tea", "ann", "bob")
+        ann, bob = await chats.connect("ann"), await chats.connect("bob", live=True)
+        await ann.send_committed("tea", 1, traceparent=TRACEPARENT)
+        await ann.send_committed("tea", 1, traceparent="nonsense")
+        shown = await bob.wait_for_frame(type="message")
+        [stored] = await bob.sync_all("tea")
+        await chats.close()
+    [request] = [span for span in traces.named("chat write") if trace_id(span) == TRACE_ID]
+    assert shown["traceparent"] == stored["traceparent"] == traceparent(request)

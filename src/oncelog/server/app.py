@@ -184,6 +184,8 @@ class Server:
         self.subscribe_credentials(self._record_credential)
         self._reloader.load_files()
         async with AsyncExitStack() as opened:
+            if self._trace_export is not None:
+                opened.push_async_callback(self._trace_export.close)
             await opened.enter_async_context(self.log)
             self.apis.hub.position = await self.log.listen(self.apis.hub)
             self._raise_open_files_limit()

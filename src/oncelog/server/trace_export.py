@@ -1,7 +1,6 @@
 """Exports a server's spans with OpenTelemetry's SDK, which reads the standard `OTEL_` environment variables."""
 
 import asyncio
-import logging
 import os
 import threading
 from importlib.metadata import entry_points
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.engine.tracing import INSTALL
 from oncelog.errors import SettingsError
+from oncelog.server import logger
 from oncelog.version import __version__
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ EXPORT_WAIT_S: Final = 3.0
 """How long a stopping server waits for the export of its last spans. An unreachable collector reaches this limit."""
 EXPORTERS_GROUP: Final = "opentelemetry_traces_exporter"
 """Entry points by which OpenTelemetry's packages offer exporters."""
-logger: Final = logging.getLogger("oncelog.doors")
 
 
 class TraceExport:

@@ -21,8 +21,9 @@ the log: it has about 150 bytes for each traced record."""
 
 
 def create_traces() -> QuerySteps[None]:
-    """Create the table unless it exists."""
-    yield Statement("create_traces")
+    """Create the table unless it exists. Only creating it needs the right to create tables."""
+    if not (yield Statement("find_traces")):
+        yield Statement("create_traces")
 
 
 def add_traces(result: BatchResult, traces: BatchTraces) -> list[Record]:

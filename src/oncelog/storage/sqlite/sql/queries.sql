@@ -426,6 +426,9 @@ ORDER BY type, name;
 SELECT name FROM sqlite_schema
 WHERE type = 'table' AND name NOT LIKE 'oncelog\_%' ESCAPE '\' AND name <> '_oncelog_traces' AND name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY name;
 
+-- name: find_traces
+SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = '_oncelog_traces';
+
 -- name: save_traces
 INSERT OR REPLACE INTO _oncelog_traces (lane, position, traceparent, commit_traceparent) VALUES (?1, ?2, ?3, ?4);
 
