@@ -20,7 +20,7 @@ from server.chat.chat_servers import ChatServer
 from server.ledger.ledger_servers import LedgerServer
 from server.ledger.ledger_transports import GRPC, put
 from server.running_server import Serving, item, serving
-from server.test_write_refusals import ways
+from server.test_write_refusals import write_functions_of
 from traces import (
     INVALID,
     TRACE_ID,
@@ -124,7 +124,7 @@ async def test_ledger_write_over_http_continues_the_trace(tmp_path: Path, traces
 
 
 async def test_every_api_has_request_spans_without_a_traceparent(tmp_path: Path, traces: Traces) -> None:
-    async with tracing_server(tmp_path) as served, ways(served) as write_functions:
+    async with tracing_server(tmp_path) as served, write_functions_of(served) as write_functions:
         for way, write in write_functions.items():
             before = len(traces.names())
             assert await write(1) is None
