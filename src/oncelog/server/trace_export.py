@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+from contextlib import suppress
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,7 +48,8 @@ class TraceExport:
 
         def shut_down() -> None:
             own.shutdown()
-            loop.call_soon_threadsafe(is_done.set)
+            with suppress(RuntimeError):  # the server has stopped waiting, and its loop is closed
+                loop.call_soon_threadsafe(is_done.set)
 
         # A daemon, because the export can wait for an unreachable collector for longer than the server does.
         threading.Thread(target=shut_down, name="oncelog-traces", daemon=True).start()
