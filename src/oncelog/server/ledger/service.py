@@ -143,7 +143,7 @@ class LedgerService(ApiService):
                 key=key,
                 actor=principal.actor,
                 rate=self._rate,
-                policy=self.log.state.ledger,
+                policy=self.log.policies[LEDGER.name],
             )
         except CanonicalError as error:
             raise value_error(error) from error
