@@ -74,7 +74,7 @@ def test_commands_that_create_keys_work(file: str, tmp_path: Path) -> None:
 
 def test_image_pins_exactly_the_packages_that_the_server_needs() -> None:
     wanted = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["server"]]
-    wanted += PROJECT["optional-dependencies"]["postgres"]
+    wanted += PROJECT["optional-dependencies"]["postgres"] + PROJECT["optional-dependencies"]["opentelemetry"]
     names = {re.split(r"[><=]", one)[0] for one in wanted}
     lines = (ROOT / "requirements/image.in").read_text(encoding="utf-8").splitlines()
     assert {line for line in lines if line and line[0] not in "#-"} == names

@@ -19,6 +19,7 @@ from oncelog.engine.log import Log
 from oncelog.storage.metadata import EpochRenewal, Operator
 from oncelog.storage.store import (
     BatchResult,
+    BatchTraces,
     Consumer,
     EncodeViews,
     EntityPage,
@@ -140,13 +141,18 @@ class WatchedStore:
     def create_sibling(self) -> Store | None:
         return self.inner.create_sibling()
 
+    async def enable_traces(self) -> None:
+        await self.inner.enable_traces()
+
     async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
         return await self.inner.declare(policies)
 
-    async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
+    async def commit(
+        self, batch: Sequence[Request], validate: Validate | None = None, traces: BatchTraces | None = None
+    ) -> BatchResult:
         self.batches.append([item for request in batch for item in request.items])
         await self.before_commit(batch)
-        decided = await self.inner.commit(batch, validate)
+        decided = await self.inner.commit(batch, validate, traces)
         await self.after_commit(decided)
         return decided
 

@@ -11,6 +11,7 @@ import oncelog
 from deadlines import until
 from oncelog.core.canonical import canonical
 from oncelog.core.limits import ACT_DETAILS_BYTES_MAX
+from oncelog.core.plan import Validate
 from oncelog.core.rules.audit import AuditEntry
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import RecordAct, Request
@@ -18,7 +19,7 @@ from oncelog.engine import audit
 from oncelog.engine.audit import AuditFilter
 from oncelog.engine.log import Log
 from oncelog.errors import DiskFullError, HistoryChangedError
-from oncelog.storage.store import BatchResult
+from oncelog.storage.store import BatchResult, BatchTraces
 from oncelog.testing.clock import ManualClock
 from storage.memory_store import MemoryStore
 
@@ -32,10 +33,12 @@ class FullStore(MemoryStore):
 
     is_full = False
 
-    async def commit(self, batch: Sequence[Request], validate: object = None) -> BatchResult:
+    async def commit(
+        self, batch: Sequence[Request], validate: Validate | None = None, traces: BatchTraces | None = None
+    ) -> BatchResult:
         if self.is_full:
             raise DiskFullError(str(OSError(errno.ENOSPC, "no space")))
-        return await super().commit(batch, validate)  # type: ignore[arg-type]
+        return await super().commit(batch, validate, traces)
 
 
 async def acts(log: Log, wanted: AuditFilter | None = None) -> list[AuditEntry]:

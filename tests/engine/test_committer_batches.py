@@ -37,7 +37,7 @@ async def test_large_batches_are_pipelined_in_two_halves(monkeypatch: pytest.Mon
     monkeypatch.setattr(batch_scheduler, "time", SteppingTime())
     sizes: list[int] = []
     async with WatchedLog() as log:
-        log._committer.on_batch = lambda items, _: sizes.append(items)
+        log.watch_batches(lambda batch: sizes.append(batch.items))
 
         async def submitter(first: int) -> None:
             for number in range(5):
@@ -65,7 +65,7 @@ class SteppingTime:
 async def test_small_batches_are_not_pipelined() -> None:
     sizes: list[int] = []
     async with WatchedLog() as log:
-        log._committer.on_batch = lambda items, _: sizes.append(items)
+        log.watch_batches(lambda batch: sizes.append(batch.items))
         for first in range(3):
             await asyncio.gather(
                 *log.submit_concurrently(*(event(1000 * first + one) for one in range(PIPELINE_CALLERS_MIN - 1)))

@@ -46,6 +46,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Labels:
                 for number, write in enumerate(doors.values(), 1):
                     assert await write(number) is None
             assert (await served.submit({})).status == 400
+            await served.server.log.commit_cursor("mailer", 1)
             served.server.log.set_read_only()
             assert (await served.submit(item(99))).status == 503
             shown = await measured(served)

@@ -36,7 +36,22 @@ async def test_metrics_are_public_in_development_mode_or_by_setting(tmp_path: Pa
     async with serving(tmp_path, tenants=TENANTS) as served:
         assert SHOWN in (await served.get("/metrics")).body
     async with serving(tmp_path, tokens=True, tenants=TENANTS, metrics_public=True) as served:
-        assert SHOWN in (await served.get("/metrics")).body
+        assert b"oncelog_queue_items 0.0" in (await served.get("/metrics")).body
+
+
+async def test_public_metrics_show_names_only_to_callers_with_the_grant(tmp_path: Path) -> None:
+    async with serving(tmp_path, tokens=True, tenants=TENANTS, metrics_public=True) as served:
+        await served.server.log.commit_cursor("acme-mailer", 0)
+        anonymous = await served.get("/metrics")
+        assert anonymous.status == 200
+        assert b"acme" not in anonymous.body
+        assert b"oncelog_consumers 1.0" in anonymous.body
+        scraped = await served.get("/metrics", credential=token(grants={"read": ["oncelog/metrics"]}))
+        assert SHOWN in scraped.body
+        assert b'oncelog_consumer_lag_records{consumer="acme-mailer",stream=""} ' in scraped.body
+        other = await served.get("/metrics", credential=token(grants={"read": ["acme/*"]}))
+        assert other.refusal == (403, "forbidden")
+        assert (await served.get("/metrics", credential="wrong")).refusal == (401, "auth_failed")
 
 
 async def test_metrics_port_serves_only_metrics_and_health(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ async def test_preflight_of_a_configured_origin_is_allowed(
     assert allowed(answer.headers) == {
         **cors_headers_for(origin),
         "Allow-Methods": "GET, POST, PUT, DELETE",
-        "Allow-Headers": "Authorization, Content-Type, Last-Event-ID",
+        "Allow-Headers": "Authorization, Content-Type, Last-Event-ID, Traceparent, Tracestate",
         "Max-Age": "600",
     }
     assert answer.headers["Vary"] == "Origin"

@@ -7,8 +7,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from oncelog.core.tenants import Tenant, Usage
+from oncelog.engine.batch_report import BatchReport, ReplayCounts
 from oncelog.engine.write_gate import WriteGate
 from oncelog.server.metrics import Counts, Metrics
+from oncelog.storage.store import Consumer
 from storage.memory_store import MemoryStore
 from tools.site.reference import generate_page
 
@@ -19,6 +21,8 @@ class MeasuredLog:
     def __init__(self, queue_length: int = 0) -> None:
         self.queue_length = queue_length
         self.evictions, self.client_evictions = 2, 5
+        self.queue_age_s, self.failed_batches = 0.25, 3
+        self.replays = ReplayCounts(memory=4, in_flight=1, store=2)
         self.write_gate = WriteGate(MemoryStore(), None)
         self.write_gate.free_bytes = self.write_gate.store_bytes = 1
 
@@ -118,8 +122,8 @@ def test_gauges_are_evaluated_at_every_scrape() -> None:
 
 def test_commits_are_observed_by_size_and_duration() -> None:
     metrics = metrics_of(Counts())
-    metrics.observe_commit(7, 0.003)
-    metrics.observe_commit(100, 0.03)
+    metrics.observe_commit(BatchReport(items=7, duration_s=0.003, sync_s=0.0, wait_s=0.5))
+    metrics.observe_commit(BatchReport(items=100, duration_s=0.03, sync_s=0.02, wait_s=0.0))
     found = samples(metrics)
     assert found["oncelog_commit_batch_items_sum",] == 107
     assert found["oncelog_commit_batch_items_count",] == 2
@@ -127,6 +131,28 @@ def test_commits_are_observed_by_size_and_duration() -> None:
     assert found["oncelog_commit_duration_seconds_sum",] == pytest.approx(0.033)
     assert found["oncelog_commit_duration_seconds_bucket", "0.005"] == 1
     assert found["oncelog_commit_duration_seconds_bucket", "+Inf"] == 2
+    assert found["oncelog_sync_duration_seconds_count",] == 1, "a batch without changes is not synced"
+    assert found["oncelog_sync_duration_seconds_sum",] == pytest.approx(0.02)
+    assert found["oncelog_queue_wait_seconds_sum",] == pytest.approx(0.5)
+
+
+def test_the_greatest_lags_are_shown_without_names_to_anonymous_callers() -> None:
+    metrics = metrics_of(Counts())
+    metrics.consumers = [Consumer("", f"c{number}", 0, number) for number in range(150)]
+    shown = {name[1]: value for name, value in samples(metrics).items() if name[0] == "oncelog_consumer_lag_records"}
+    assert shown == {f"c{number}": number for number in range(50, 150)}
+    assert samples(metrics)["oncelog_consumers",] == 150
+    anonymous = metrics.render(shows_names=False)
+    assert b"acme" not in anonymous
+    assert b"oncelog_consumer_lag_records" not in anonymous
+    assert b"oncelog_consumers 150.0" in anonymous
+
+
+def test_queue_failures_and_replays_come_from_the_log() -> None:
+    found = samples(metrics_of(Counts()))
+    assert found["oncelog_queue_age_seconds",] == 0.25
+    assert found["oncelog_commit_failures_total",] == 3
+    assert [found["oncelog_replays_total", source] for source in ("memory", "in_flight", "store")] == [4, 1, 2]
 
 
 def test_two_servers_in_a_process_have_separate_metrics() -> None:

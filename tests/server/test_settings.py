@@ -114,6 +114,7 @@ def sample(setting: SettingDescription) -> tuple[str, Any]:
         "tokens.audiences": ("a,b", ("a", "b")),
         "check_secret_files": ("false", False),
         "file_mode": ("0660", "0660"),
+        "tracing.endpoint": ("https://collector:4318/otlp", "https://collector:4318/otlp"),
     }.get(setting.name, ("other", "other"))
 
 

@@ -47,9 +47,11 @@ from oncelog.storage.metadata import (
     new_epoch,
     new_settings,
 )
+from oncelog.storage.queries.traces import add_traces
 from oncelog.storage.side_state import TABLES, build_member_change_rows, lane_of_scope
 from oncelog.storage.store import (
     BatchResult,
+    BatchTraces,
     Consumer,
     Draw,
     EncodeViews,
@@ -140,7 +142,12 @@ class MemoryStore:
         self._policies.update(select_new_policies(self._policies, policies))
         return dict(self._policies)
 
-    async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
+    async def enable_traces(self) -> None:
+        """See `Store`: the records in memory have their contexts."""
+
+    async def commit(
+        self, batch: Sequence[Request], validate: Validate | None = None, traces: BatchTraces | None = None
+    ) -> BatchResult:
         """See `Store`."""
         log = self._check_open()
         mark, jumped = self._mark.propose(ClockMark.read(self._clock), self._jump_ms_max)
@@ -148,6 +155,8 @@ class MemoryStore:
         result.erasures = self._erasures
         if result.changes.is_empty:
             return result
+        if traces is not None:
+            result.changes.records = add_traces(result, traces)
         self._index.add(result, len(log.records), self.settings.lanes)
         log.keep(result)
         self._mark = self._mark if jumped is not None else mark

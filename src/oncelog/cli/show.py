@@ -100,8 +100,10 @@ def _to_json(finding: Finding) -> dict[str, Any]:
     if finding.outcome.status is not Status.UNKNOWN:
         plain |= {"scope": scope, "client": client}
     if record is not None:
+        fields = msgspec.structs.asdict(record)
+        del fields["trace"]  # a read-only command does not load it
         plain["record"] = {
-            **msgspec.structs.asdict(record),
+            **fields,
             "key": record.key.hex(),
             "fingerprint": record.fingerprint.hex(),
             "body": None if record.erased else _format_body(record)[1],

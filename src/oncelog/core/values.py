@@ -568,6 +568,15 @@ class Bucket(Struct, frozen=True, gc=False):
     """Log time in microseconds at which the bucket is full again. From then on it is treated as absent."""
 
 
+class RecordTrace(Struct, frozen=True, gc=False):
+    """Trace contexts of a record, as values of the W3C header `traceparent`. They are not part of its identity."""
+
+    traceparent: str
+    """Context of the request that submitted the record. Readers continue it."""
+    commit: str
+    """Context of the group commit, which has requests of several traces."""
+
+
 class Record(Struct, frozen=True, gc=False):
     """A committed submission. It never changes, except that its body may be erased."""
 
@@ -587,6 +596,8 @@ class Record(Struct, frozen=True, gc=False):
     body: bytes
     erased: bool = False
     """Whether the body has been erased. If so, `body` is empty."""
+    trace: RecordTrace | None = None
+    """Trace contexts, if the log was opened with tracing and the trace of the request was sampled."""
 
     @property
     def identity(self) -> KeyIdentity:

@@ -39,8 +39,10 @@ from oncelog.core.values import (
 )
 from oncelog.engine import logger
 from oncelog.engine.answer_cache import AnswerCache
+from oncelog.engine.batch_report import ArrivalTimes, BatchReport, ReplayCounts
 from oncelog.engine.batch_scheduler import BATCH_ITEMS_TARGET, BatchScheduler
 from oncelog.engine.limits import Limits
+from oncelog.engine.tracing import Tracer
 from oncelog.engine.write_gate import RETRY_AFTER_MS as RETRY_AFTER_READ_ONLY_MS
 from oncelog.engine.write_gate import WriteGate
 from oncelog.errors import (
@@ -96,6 +98,8 @@ class _QueueEntry(Struct, eq=False, gc=False):
     """Whether the queue was full when it arrived. If so, it is answered if known, and otherwise refused as busy."""
     is_settled: bool = False
     """Whether its sinks have received the outcome."""
+    submitter: Any = None
+    """The span in which it was submitted, if the log is traced (`engine.tracing`)."""
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -137,6 +141,8 @@ class Committer:
         self._validate = None if validate is None else _wrap_validate(validate)
         self._on_commit = on_commit
         self._write_gate = write_gate
+        self.tracer: Tracer | None = None
+        """Creates spans for group commits. None without tracing."""
         self._queue = _EntryQueue()
         self._known_only_queue = _EntryQueue()
         self._batch: list[_QueueEntry] = []
@@ -155,8 +161,16 @@ class Committer:
         self._drain_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = False
-        self.on_batch: Callable[[int, float], None] | None = None
-        """Called after every group commit with its item count and its duration in seconds."""
+        self._arrival_times = ArrivalTimes()
+        self._batch_arrived_s = 0.0
+        """When the oldest write of the batch in progress arrived, or 0 between batches."""
+        self._sync_s = 0.0
+        """Duration of the COMMITs of the batch in progress."""
+        self.failures = 0
+        """How many batches the store could not commit."""
+        self.replays = ReplayCounts()
+        self.on_batch: Callable[[BatchReport], None] | None = None
+        """Called after every group commit."""
 
     def create_future(self) -> asyncio.Future[Any]:
         """Create a future on the log's event loop, for use as a sink."""
@@ -186,6 +200,7 @@ class Committer:
                 if identity in self._cache.answers:
                     known = self._answer_from_cache(item, identity)
                     if known is not None:
+                        self.replays.memory += 1
                         return known
         else:
             _check_item(item)
@@ -213,10 +228,13 @@ class Committer:
             entry.is_known_only = True
         elif entry.identity is not None:
             self._in_flight.setdefault(entry.identity, entry)
+        if self.tracer is not None:
+            entry.submitter = self.tracer.get_submitter()
         queue.items += items
         queue.bytes += entry.bytes
         queue.entries.append(entry)
         if self._drain_task is None:
+            self._arrival_times.mark_first(time.perf_counter())
             # The task starts in the next iteration of the loop, so submissions of this iteration join its first batch.
             self._drain_task = self._get_loop().create_task(self._drain())
         elif self._scheduler.wakeup is not None:
@@ -245,6 +263,7 @@ class Committer:
         if in_flight.joined_sinks is None:
             in_flight.joined_sinks = []
         self._joined_count += 1
+        self.replays.in_flight += 1
         in_flight.joined_sinks.append(sink)
 
     def submit_request(self, request: Request, sink: RequestSink) -> list[Verdict] | None:
@@ -261,6 +280,7 @@ class Committer:
         if refused is None:
             known = self._answer_all_from_cache(request)
             if known is not None:
+                self.replays.memory += len(known)
                 return known
             refused = self._enqueue(_QueueEntry(request, sink, sum(sizes)), len(request.items))
         return None if refused is None else [refused] * len(request.items)
@@ -303,12 +323,21 @@ class Committer:
             if known is None:
                 return None
             remembered.append(known)
+        self.replays.memory += len(remembered)
         return remembered
 
     @property
     def queue_length(self) -> int:
         """Number of writes that are not yet settled."""
         return self._queue.items
+
+    @property
+    def queue_age_s(self) -> float:
+        """How long the oldest write that is not settled has waited."""
+        now_s = time.perf_counter()
+        if self._batch_arrived_s:
+            return now_s - self._batch_arrived_s
+        return now_s - self._arrival_times.get_oldest_s(now_s) if self._queue else 0.0
 
     async def close(self) -> None:
         """Refuse further submissions, and wait until all accepted ones are settled."""
@@ -354,13 +383,16 @@ class Committer:
                     self._scheduler.start_batch()
                     began = time.perf_counter()
                     self._batch = batch = self._form_batch(self._queue)
+                    self._batch_arrived_s = arrived_s = self._arrival_times.take(len(batch), len(self._queue), began)
                     items = self._queue.items - sum(len(entry.items) for entry in self._queue.entries)
+                    self._sync_s = 0.0
                     await self._commit(batch)
                     duration_s = time.perf_counter() - began
+                    self._batch_arrived_s = 0.0
                     self._batch_ms = duration_s * 1000
                     self._scheduler.finish_batch(len(batch))
                     if self.on_batch is not None:
-                        self.on_batch(items, duration_s)
+                        self.on_batch(BatchReport(items, duration_s, self._sync_s, began - arrived_s))
                 if self._known_only_queue:
                     self._batch = self._form_batch(self._known_only_queue)
                     await self._commit(self._batch)
@@ -375,6 +407,7 @@ class Committer:
         finally:
             self._drain_task = None
             self._batch = []
+            self._batch_arrived_s = 0.0
 
     def _has_full_batch(self) -> bool:
         """Return whether the queue has enough for a large batch, or is close to its limits."""
@@ -407,11 +440,12 @@ class Committer:
         if refusal is not None:
             requests = [_to_known_only(request) for request in requests]
         try:
-            result = await self._store.commit(_group_into_requests(requests), self._validate)
+            result = await self._save(batch, _group_into_requests(requests))
         except (StoreError, ClosedError) as error:
             level = logging.DEBUG if self._failed_batches else logging.WARNING
             logger.log(level, "a batch of %d requests was not committed: %s", len(batch), error)
             self._failed_batches += 1
+            self.failures += 1
             self._write_gate.notify_failure(error)
             if isinstance(error, LogReplacedError):
                 self._cache.clear()  # the cached answers belong to the replaced history
@@ -442,6 +476,22 @@ class Committer:
             verdicts = chain.from_iterable(result.verdicts)
             self._settle(batch, verdicts, refusal, clock_error, is_cacheable=is_cacheable)
             self._notify_subscribers(result)
+
+    async def _save(self, batch: Sequence[_QueueEntry], requests: Sequence[Request]) -> BatchResult:
+        """Commit a batch to the store, with a span if one of its requests is traced."""
+        span = None
+        if self.tracer is not None:
+            span = self.tracer.start_commit([(entry.submitter, len(entry.items)) for entry in batch])
+        if span is None:
+            result = await self._store.commit(requests, self._validate)
+        else:
+            with span:
+                result = await self._store.commit(requests, self._validate, span.traces)
+                span.describe(result)
+        self._sync_s += result.sync_s
+        if self.on_batch is not None:
+            self.replays.store += sum([list(map(type, verdicts)).count(Replayed) for verdicts in result.verdicts])
+        return result
 
     def _get_refusal(self, clock_error: ClockJumpedError | None) -> Refused | None:
         """Return the verdict for new writes while the log refuses them, after a clock jump or while it is read-only."""

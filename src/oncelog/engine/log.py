@@ -9,7 +9,7 @@ async with oncelog.open("app.db") as log:
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self, overload
+from typing import TYPE_CHECKING, Self, overload
 from uuid import UUID, uuid4
 
 from oncelog.context_errors import AsyncContext
@@ -60,6 +60,7 @@ from oncelog.engine.audit import (
     ActQueue,
     describe_quota_change,
 )
+from oncelog.engine.batch_report import BatchReport, ReplayCounts
 from oncelog.engine.committer import Committer, VerdictSink
 from oncelog.engine.eraser import Eraser
 from oncelog.engine.leases import LeaseManager
@@ -68,6 +69,7 @@ from oncelog.engine.log_reader import LogReader, build_identity, check_integer, 
 from oncelog.engine.policy_registry import PolicyRegistry
 from oncelog.engine.read_results import Compacted, Cursor
 from oncelog.engine.state_reader import StateReader
+from oncelog.engine.tracing import Tracer
 from oncelog.engine.write_gate import DiskLimits, ReadOnlyReason, WriteGate
 from oncelog.errors import (
     ClosedError,
@@ -79,6 +81,9 @@ from oncelog.storage.clock import Clock, SystemClock
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.storage.sqlite.database_file import MemoryDriver, SqliteDriver
 from oncelog.storage.store import BatchResult, Store
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 
 class Log(LogReader, AsyncContext):
@@ -95,12 +100,14 @@ class Log(LogReader, AsyncContext):
         room: DiskLimits | None = None,
         tenants: Sequence[Tenant] | None = None,
         actor: str = APPLICATION_ACTOR,
+        tracing: "bool | TracerProvider" = False,
     ) -> None:
         if tenants is not None:
             check_tenants(tenants)
         self._tenants = tenants
         self._actor = actor
-        super().__init__(store, limits or Limits())
+        self._tracer = None if tracing is False else Tracer(None if tracing is True else tracing)
+        super().__init__(store, limits or Limits(), self._tracer)
         self._write_gate = WriteGate(store, room)
         self._clock = clock or SystemClock()
         self._policies = PolicyRegistry(store, policies)
@@ -108,6 +115,7 @@ class Log(LogReader, AsyncContext):
         self._committer = Committer(
             store, self._cache, self._clock, self._limits, validate, self._on_commit, self._write_gate
         )
+        self._committer.tracer = self._tracer
         self._results = ResultCache(self._clock, self._limits.results_bytes_max, self._limits.cache_ttl_ms)
         self._cache_updater = CacheUpdater(store, self._cache, self._results, self._tailers.drop_buffered)
         self._lease_manager = LeaseManager(self._submit_work, store, self._results, self._cache_updater.put_result)
@@ -141,6 +149,8 @@ class Log(LogReader, AsyncContext):
             raise ClosedError("a log can be opened only once; create another one with `oncelog.open(…)`")
         await self._store.open()
         try:
+            if self._tracer is not None:
+                await self._store.enable_traces()
             await self._policies.declare_all()
             self._cache.erasures = await self._store.erasures()
             if self._tenants is not None:
@@ -196,6 +206,11 @@ class Log(LogReader, AsyncContext):
     def write_gate(self) -> WriteGate:
         """Whether the log accepts new writes, the reason if it does not, and how full the disk is. For servers."""
         return self._write_gate
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """Creates the spans of the log, or None without tracing. For servers."""
+        return self._tracer
 
     books = alias_property("Log.books", "state")
     guard = alias_property("Log.guard", "write_gate")
@@ -456,6 +471,10 @@ class Log(LogReader, AsyncContext):
 
     def watch_commits(self, watcher: Callable[[int, float], None]) -> None:
         """Call `watcher` after every group commit, with the number of writes and the duration. It must not raise."""
+        self.watch_batches(lambda batch: watcher(batch.items, batch.duration_s))
+
+    def watch_batches(self, watcher: Callable[[BatchReport], None]) -> None:
+        """Call `watcher` after every group commit, with its measurements. It must not raise. For servers."""
         self._committer.on_batch = watcher
 
     async def wait_idle(self) -> None:
@@ -466,6 +485,21 @@ class Log(LogReader, AsyncContext):
     def queue_length(self) -> int:
         """Number of writes that are waiting to be committed."""
         return self._committer.queue_length
+
+    @property
+    def queue_age_s(self) -> float:
+        """How long the oldest write without a verdict has waited, in seconds. For servers."""
+        return self._committer.queue_age_s
+
+    @property
+    def failed_batches(self) -> int:
+        """How many group commits the store could not make durable. For servers."""
+        return self._committer.failures
+
+    @property
+    def replays(self) -> ReplayCounts:
+        """How many retries got the original receipt, by where it was found. For servers."""
+        return self._committer.replays
 
     # --- named consumers
 
@@ -523,6 +557,7 @@ def open_log(  # noqa: PLR0913 - all but the first are keyword arguments
     tenants: Sequence[Tenant] | None = None,
     actor: str = APPLICATION_ACTOR,
     file_mode: int = OWNER_ONLY,
+    tracing: "bool | TracerProvider" = False,
 ) -> Log:
     """Return the log in the file at `path`, for `async with`. Without an event loop, use `open_blocking`.
 
@@ -539,6 +574,9 @@ def open_log(  # noqa: PLR0913 - all but the first are keyword arguments
     recorded as the author of that change. `file_mode` is the mode of a new file: 0o600, or 0o640 or 0o660 to give a
     group access.
 
+    With `tracing`, the log creates OpenTelemetry spans and stores trace contexts with the records
+    (`pip install oncelog[opentelemetry]`). True selects the tracer provider of the process.
+
     Raises SettingsError for an unsupported address or file mode.
     """
     limits = limits or Limits()
@@ -552,6 +590,7 @@ def open_log(  # noqa: PLR0913 - all but the first are keyword arguments
         room=room,
         tenants=tenants,
         actor=actor,
+        tracing=tracing,
     )
 
 

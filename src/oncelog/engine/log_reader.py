@@ -17,6 +17,7 @@ from oncelog.engine.outcome import Outcome, Status, describe_outcome
 from oncelog.engine.read_results import Cursor, Follower, Proven, Reading, format_order, prove_position
 from oncelog.engine.subscription import Subscription
 from oncelog.engine.tailer import RecordListener, Tailers
+from oncelog.engine.tracing import Tracer
 from oncelog.errors import ClosedError, HistoryChangedError
 from oncelog.storage.store import Consumer, EncodeViews, Query, RecordViewPage, Store
 
@@ -26,10 +27,10 @@ FOLLOW_RECORDS: Final = 500
 class LogReader:
     """Base class of `Log` with all read methods."""
 
-    def __init__(self, store: Store, limits: Limits) -> None:
+    def __init__(self, store: Store, limits: Limits, tracer: Tracer | None = None) -> None:
         self._store = store
         self._limits = limits
-        self._tailers = Tailers(store, limits)
+        self._tailers = Tailers(store, limits, tracer)
         self._is_open = False
 
     @property

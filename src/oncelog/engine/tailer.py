@@ -8,7 +8,7 @@ answer was lost is therefore still delivered once, and a retry is not delivered 
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from oncelog.engine.limits import Limits
 from oncelog.engine.member_tailer import LaneReader, MemberListener, MemberTailer
 from oncelog.engine.read_results import Cursor, format_order
 from oncelog.engine.subscription import Subscription
+from oncelog.engine.tracing import Tracer
 from oncelog.errors import ClosedError, HistoryChangedError, LimitExceededError, SlowReaderError, StoreError
 from oncelog.storage.store import Query, Store
 
@@ -52,7 +53,7 @@ class Tailer(LaneReader):
     committed after its removal.
     """
 
-    def __init__(self, store: Store, lane: int, position: int, limits: Limits) -> None:
+    def __init__(self, store: Store, lane: int, position: int, limits: Limits, tracer: Tracer | None = None) -> None:
         super().__init__(lane, f"lane {lane}")
         self.position = position
         """All records up to this position are delivered."""
@@ -72,6 +73,7 @@ class Tailer(LaneReader):
         self._buffered_bytes = 0
         self._rewinds = 0
         """How often the lane has been rewound."""
+        self._tracer = tracer
 
     def __len__(self) -> int:
         return len(self._subscriptions) + len(self.listeners)
@@ -218,8 +220,11 @@ class Tailer(LaneReader):
         return True
 
     def _deliver(self, records: Sequence[Record]) -> None:
-        for listener in self.listeners:
-            listener.deliver(records)
+        if self.listeners and self._tracer is not None:
+            self._broadcast_traced(self._tracer, records)
+        else:
+            for listener in self.listeners:
+                listener.deliver(records)
         if self._subscriptions:
             for record in records:
                 concerned = set(self._groups.get(("", ""), ()))
@@ -232,13 +237,22 @@ class Tailer(LaneReader):
         if records:
             self.position = max(self.position, records[-1].position)
 
+    def _broadcast_traced(self, tracer: Tracer, records: Sequence[Record]) -> None:
+        attributes = {"oncelog.lane": self.lane, "oncelog.records": len(records)}
+        span = tracer.start_delivery("oncelog.broadcast", records, attributes)
+        for listener in self.listeners:
+            listener.deliver(records)
+        if span is not None:
+            span.end()
+
 
 class Tailers:
     """The tailers of all lanes, and the poll that detects commits by other processes."""
 
-    def __init__(self, store: Store, limits: Limits) -> None:
+    def __init__(self, store: Store, limits: Limits, tracer: Tracer | None = None) -> None:
         self._store = store
         self._limits = limits
+        self._tracer = tracer
         self._tailers: dict[int, Tailer] = {}
         self._watch_task: asyncio.Task[None] | None = None
         self._wakeup = asyncio.Event()
@@ -299,14 +313,33 @@ class Tailers:
 
     def _add_tailer(self, lane: int, head: LaneHead) -> Tailer:
         """Return the tailer of a lane, adding it unless another caller has done so in the meantime."""
-        return self._tailers.setdefault(lane, Tailer(self._store, lane, head.position, self._limits))
+        return self._tailers.setdefault(lane, Tailer(self._store, lane, head.position, self._limits, self._tracer))
 
     def _start_watching(self) -> None:
         if self._watch_task is None:
             self._store.listen(self._wakeup.set)
             self._watch_task = asyncio.get_running_loop().create_task(self._watch())
 
-    async def follow(self, build_query: Callable[[], Awaitable[Query]]) -> AsyncGenerator[Sequence[Record], None]:
+    def follow(self, build_query: Callable[[], Awaitable[Query]]) -> AsyncGenerator[Sequence[Record], None]:
+        """Follow a query, as `_follow` does. With tracing, each batch has a span, which lasts until the reader requests
+        the next one."""
+        batches = self._follow(build_query)
+        return batches if self._tracer is None else self._follow_traced(self._tracer, batches)
+
+    async def _follow_traced(
+        self, tracer: Tracer, batches: AsyncGenerator[Sequence[Record], None]
+    ) -> AsyncGenerator[Sequence[Record], None]:
+        async with aclosing(batches):
+            async for records in batches:
+                attributes = {"oncelog.lane": records[0].lane, "oncelog.records": len(records)}
+                span = tracer.start_delivery("oncelog.follow", records, attributes)
+                try:
+                    yield records
+                finally:
+                    if span is not None:
+                        span.end()
+
+    async def _follow(self, build_query: Callable[[], Awaitable[Query]]) -> AsyncGenerator[Sequence[Record], None]:
         """Yield all records of a query in batches: first from the store, then as they are committed.
 
         A slow reader continues from the store, so it needs no more memory than other readers and misses nothing. The

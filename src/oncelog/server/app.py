@@ -39,6 +39,8 @@ from oncelog.server.reloader import Reloader
 from oncelog.server.request_gate import RequestGate
 from oncelog.server.settings import ServerSettings, new_authenticator
 from oncelog.server.tls import ServerCertificate
+from oncelog.server.trace_export import TraceExport
+from oncelog.server.tracing import RequestTracer
 from oncelog.storage.address import redact_address
 from oncelog.storage.clock import Clock, SystemClock
 
@@ -69,13 +71,16 @@ class Server:
         limits = settings.api_limits
         self._clock = clock or SystemClock()
         self._schemas = None if settings.deltas_schemas is None else TableSchemas(settings.deltas_schemas)
-        self.log = _open_log(settings, clock, self._schemas)
+        self._trace_export = TraceExport(settings.tracing.endpoint) if settings.tracing.enabled else None
+        self.log = _open_log(settings, clock, self._schemas, self._trace_export)
         self._authenticator = new_authenticator(settings, self._clock.wall_ms)
         self._certificate = ServerCertificate(settings)
         tickets = StreamTickets(
             self._clock.wall_ms, limits.ticket_lifetime_ms, settings.tickets.key_file, settings.secret_check
         )
         self._auth_gate = AuthGate(self._authenticator, self._clock, limits, tickets)
+        if self.log.tracer is not None:
+            self._auth_gate.tracer = RequestTracer(self.log.tracer)
         self.counts = self._auth_gate.counts
         self._limiter = ConnectionLimiter(
             to_connection_limits(limits, is_development=settings.development),
@@ -112,7 +117,7 @@ class Server:
             subscribers=lambda: self._reader_count,
             failed_files=self._authenticator.files.count_failed,
         )
-        self.log.watch_commits(self.metrics.observe_commit)
+        self.log.watch_batches(self.metrics.observe_commit)
         self._operators = OperatorEndpoints(
             self._auth_gate,
             self.metrics,
@@ -179,6 +184,8 @@ class Server:
         self.subscribe_credentials(self._record_credential)
         self._reloader.load_files()
         async with AsyncExitStack() as opened:
+            if self._trace_export is not None:
+                opened.push_async_callback(self._trace_export.close)
             await opened.enter_async_context(self.log)
             self.apis.hub.position = await self.log.listen(self.apis.hub)
             self._raise_open_files_limit()
@@ -247,6 +254,8 @@ class Server:
         await self.metrics_listener.close()
         await grpc_stop
         await self.log.close()
+        if self._trace_export is not None:
+            await self._trace_export.close()
         logger.info("stopped")
 
     async def _wait_for_replies(self) -> None:
@@ -348,7 +357,9 @@ class Server:
                 logger.exception("a periodic check failed")
 
 
-def _open_log(settings: ServerSettings, clock: Clock | None, schemas: TableSchemas | None) -> Log:
+def _open_log(
+    settings: ServerSettings, clock: Clock | None, schemas: TableSchemas | None, trace_export: TraceExport | None
+) -> Log:
     """Create the log of a server, without connecting to its store."""
     ttl_ms = settings.ledger.ttl_ms
     log = open_log(
@@ -365,6 +376,7 @@ def _open_log(settings: ServerSettings, clock: Clock | None, schemas: TableSchem
         tenants=settings.tenants,
         actor=SERVER_ACTOR,
         file_mode=parse_file_mode(settings.file_mode),
+        tracing=False if trace_export is None else trace_export.provider,
     )
     if settings.read_only:
         log.set_read_only(actor=SERVER_ACTOR)

@@ -14,6 +14,7 @@ from oncelog.server.errors import ApiError, credential_ended_error, field_error,
 from oncelog.server.limits import REQUESTS_BURST_SECONDS, ApiLimits
 from oncelog.server.metrics import Counts
 from oncelog.server.rate_limiter import LogLimiter, RateLimiter
+from oncelog.server.tracing import RequestTracer
 from oncelog.storage.clock import Clock
 
 RATE_KEYS_MAX: Final = 100_000
@@ -57,6 +58,8 @@ class AuthGate:
         self.log_limiter = LogLimiter(clock.elapsed_ms)
         self.is_closing = False
         """Whether the server is shutting down and refuses new requests."""
+        self.tracer: RequestTracer | None = None
+        """Creates the spans of requests. None without tracing."""
 
     def check_open(self, code: str = SERVER_BUSY) -> None:
         """Raise ApiError with this code if the server is shutting down."""

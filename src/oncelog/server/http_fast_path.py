@@ -99,12 +99,14 @@ class HttpFastPath:
         respond_to_failure: Callable[[str, str, Exception], web.Response],
         body_bytes_max: int,
         varies_by_origin: bool,
+        trace_headers: tuple[str, ...] = (),
     ) -> None:
         self.routes = routes
         self.check_request = check_request
         """Raises ApiError for a request that the server refuses, by its address and `Host`."""
         self.respond_to_failure = respond_to_failure
         """Returns the response to a failed request, given its method, path and error."""
+        self._slow_path_headers = (*_SLOW_PATH_HEADERS, *trace_headers)
         self._body_bytes_max = min(body_bytes_max, LONG_FRAME_BYTES)
         self._extra_headers = b"Vary: Origin\r\n" if varies_by_origin else b""
         """Further header lines of every answer."""
@@ -182,7 +184,7 @@ class HttpFastPath:
             and message.path in self.routes
             and message.version == HttpVersion11
             and not (message.should_close or message.chunked or message.upgrade or message.compression)
-            and not any(name in headers for name in _SLOW_PATH_HEADERS)
+            and not any(name in headers for name in self._slow_path_headers)
             and len(lengths) == len(hosts) == len(credentials) == 1
             and lengths[0].isascii()
             and lengths[0].isdecimal()

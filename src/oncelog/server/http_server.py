@@ -17,6 +17,7 @@ from oncelog.server.connection_limiter import ConnectionLimiter, ConnectionLimit
 from oncelog.server.endpoint import Endpoint, EndpointRouter
 from oncelog.server.http_fast_path import FastHandler, HttpFastPath
 from oncelog.server.http_protocol import HttpProtocol, add_response_headers, new_http_logger
+from oncelog.server.http_tracing import HttpTracer, trace_fast_route
 from oncelog.server.limits import METRICS_CONNECTIONS_MAX
 from oncelog.server.listener import AddressLookup, Listener, bind
 from oncelog.server.pages.endpoints import Pages
@@ -135,6 +136,9 @@ class HttpServer(HttpPort):
         fast_routes: Mapping[str, FastHandler],
     ) -> None:
         super().__init__(gate.limiter, gate.find_peer_address)
+        self._tracer = tracer = gate.auth_gate.tracer
+        if tracer is not None:
+            fast_routes = {path: trace_fast_route(path, handler, tracer) for path, handler in fast_routes.items()}
         self._settings = settings
         self._gate = gate
         self._certificate = certificate
@@ -145,12 +149,17 @@ class HttpServer(HttpPort):
             respond_to_failure=gate.respond_to_failure,
             body_bytes_max=settings.api_limits.frame_bytes_max,
             varies_by_origin=bool(settings.origins),
+            trace_headers=() if tracer is None else tracer.header_names,
         )
 
     async def start(self, endpoints: Iterable[Endpoint]) -> None:
         """Listen. Raises SettingsError if the address cannot be used."""
         settings = self._settings
+        endpoints = list(endpoints)
         app = web.Application(client_max_size=settings.api_limits.frame_bytes_max, middlewares=[self._gate.handle])
+        if self._tracer is not None:
+            stream_paths = frozenset(endpoint.path for endpoint in endpoints if endpoint.is_stream)
+            app.middlewares.insert(0, HttpTracer(self._tracer, stream_paths).handle)
         self._router.add_routes(app, endpoints)
         Pages(has_docs=settings.openapi).add_routes(app)
         if settings.development:

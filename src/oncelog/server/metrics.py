@@ -7,16 +7,20 @@ event loop's thread, so they need no lock. `_DECLARATIONS` declares each metric.
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from oncelog.core.tenants import Tenant, Usage
+from oncelog.engine.batch_report import BatchReport
 from oncelog.engine.log import Log
 from oncelog.engine.write_gate import ReadOnlyReason
+from oncelog.storage.store import Consumer
+from oncelog.version import __version__
 
 BATCH_ITEMS_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 COMMIT_SECONDS_BOUNDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -27,9 +31,23 @@ HISTOGRAMS: Final = (
         "Time from the start of a group commit until it was durable.",
         COMMIT_SECONDS_BOUNDS,
     ),
+    (
+        "oncelog_sync_duration_seconds",
+        "Time that COMMIT took: the sync of the file, or of the database and its standbys.",
+        COMMIT_SECONDS_BOUNDS,
+    ),
+    (
+        "oncelog_queue_wait_seconds",
+        "Wait of the oldest write of each group commit, from its arrival to the start of the commit.",
+        COMMIT_SECONDS_BOUNDS,
+    ),
 )
 """Name, help text and bucket bounds of each histogram."""
 
+CONSUMERS_SHOWN_MAX: Final = 100
+"""Applications choose names of consumers, and the number of series must be limited."""
+_NAME_LABELS: Final = frozenset({"tenant", "consumer", "stream"})
+"""Labels whose values are names in the log."""
 CONNECTION_REFUSALS: Final = (
     "connections_max",
     "address",
@@ -97,27 +115,39 @@ class Metrics(Collector):
         """Newest position of each lane when it was last requested."""
         self.usage: Sequence[tuple[Tenant, Usage]] = ()
         """Usage of the tenants when it was last requested."""
+        self.consumers: Sequence[Consumer] = ()
+        """Named consumers when they were last requested."""
+        self._shows_names = True
         registry = CollectorRegistry()
         registry.register(self)
         # Observed once per group commit, so their locks cost little.
-        self._batch_items, self._commit_seconds = (
+        self._batch_items, self._commit_seconds, self._sync_seconds, self._wait_seconds = (
             Histogram(name, text, buckets=bounds, registry=registry) for name, text, bounds in HISTOGRAMS
         )
         ProcessCollector(registry=registry)
         self._registry = registry
 
-    def observe_commit(self, items: int, duration_s: float) -> None:
+    def observe_commit(self, batch: BatchReport) -> None:
         """Record a group commit that has become durable."""
-        self._batch_items.observe(items)
-        self._commit_seconds.observe(duration_s)
+        self._batch_items.observe(batch.items)
+        self._commit_seconds.observe(batch.duration_s)
+        self._wait_seconds.observe(batch.wait_s)
+        if batch.sync_s:
+            self._sync_seconds.observe(batch.sync_s)
 
-    def render(self) -> bytes:
-        """Return all metrics in Prometheus' text format, to be sent as `content_type`."""
+    def render(self, *, shows_names: bool = True) -> bytes:
+        """Return all metrics in Prometheus' text format, to be sent as `content_type`.
+
+        Without `shows_names`, metrics with names of tenants, streams or consumers are left out.
+        """
+        self._shows_names = shows_names
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """See Prometheus' `Collector`."""
         for declaration in _DECLARATIONS:
+            if not self._shows_names and not _NAME_LABELS.isdisjoint(declaration.labels):
+                continue
             found = declaration.read(self)
             if found is None:
                 continue
@@ -127,13 +157,17 @@ class Metrics(Collector):
             yield family
 
 
+Values = Mapping[str, int] | Mapping[tuple[str, str], int] | Mapping[tuple[str, str, str], int]
+"""Values by label, or by several labels."""
+
+
 class _Declaration(Struct, frozen=True):
     """Declaration of a metric, whose name in Prometheus begins with `oncelog_`."""
 
     family: type[CounterMetricFamily | GaugeMetricFamily]
     name: str
     text: str
-    read: Callable[[Metrics], int | Mapping[str, int] | Mapping[tuple[str, str, str], int] | None]
+    read: Callable[[Metrics], float | Values | None]
     """Returns the value, or the values by label. None omits the metric."""
     labels: tuple[str, ...] = ()
 
@@ -142,6 +176,10 @@ def _read_outcomes(metrics: Metrics) -> Mapping[str, int]:
     counts = metrics.counts
     rejected = {f"rejected_{reason}": count for reason, count in counts.events_rejected.items()}
     return {"committed": counts.events_committed, "replayed": counts.events_replayed, **rejected}
+
+
+def _get_lag(consumer: Consumer) -> int:
+    return consumer.lag
 
 
 def _tenant_reader(read: Callable[[Tenant, Usage], int | None]) -> Callable[[Metrics], Mapping[str, int] | None]:
@@ -302,6 +340,36 @@ _DECLARATIONS: Final = (
         lambda metrics: metrics.counts.unauthenticated_requests,
     ),
     _Declaration(_GAUGE, "queue_items", "Writes waiting for their commit.", lambda metrics: metrics.log.queue_length),
+    _Declaration(
+        _GAUGE,
+        "queue_age_seconds",
+        "Age of the oldest write without a verdict. 0 if no write is waiting.",
+        lambda metrics: metrics.log.queue_age_s,
+    ),
+    _Declaration(
+        _COUNTER,
+        "commit_failures",
+        "Group commits that the store could not make durable.",
+        lambda metrics: metrics.log.failed_batches,
+    ),
+    _Declaration(
+        _COUNTER,
+        "replays",
+        "Retries that got the original receipt, by where it was found: memory, in_flight (with an equal write), store.",
+        lambda metrics: structs.asdict(metrics.log.replays),
+        ("source",),
+    ),
+    _Declaration(
+        _GAUGE,
+        "consumer_lag_records",
+        f"Records after the stored cursor of each named consumer. The {CONSUMERS_SHOWN_MAX} greatest lags are shown.",
+        lambda metrics: {
+            (one.name, one.scope): one.lag for one in nlargest(CONSUMERS_SHOWN_MAX, metrics.consumers, _get_lag)
+        },
+        ("consumer", "stream"),
+    ),
+    _Declaration(_GAUGE, "consumers", "Named consumers of the log.", lambda metrics: len(metrics.consumers)),
+    _Declaration(_GAUGE, "build_info", "1, with the version of the server.", lambda _: {__version__: 1}, ("version",)),
     _Declaration(
         _GAUGE,
         "last_committed_position",

@@ -17,7 +17,7 @@ from oncelog import error_codes
 from oncelog.errors import OncelogError
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.chat.endpoints import WEBSOCKET_PATH
-from oncelog.server.endpoint import API_DESCRIPTIONS, Call, Endpoint
+from oncelog.server.endpoint import API_DESCRIPTIONS, Call, Endpoint, get_credential
 from oncelog.server.errors import ApiError
 from oncelog.server.messages import (
     JSON,
@@ -57,8 +57,8 @@ PART_BYTES: Final = 16 * 1024
 """Size of the parts in which the server writes a document, each after the client has read enough of the previous ones.
 Every caller may request the document, so the server must not buffer all of it for a client that does not read."""
 _METRICS_DESCRIPTION: Final = (
-    "Requires read access to `oncelog/metrics`, unless `metrics_public` is set. The server may serve metrics on "
-    "another port, or not at all."
+    "Requires read access to `oncelog/metrics`. With `metrics_public`, a request without a credential gets the "
+    "metrics without names of tenants and consumers. The server may serve metrics on another port, or not at all."
 )
 _METRICS_RESPONSES: Final[Mapping[int, Schema]] = {
     200: {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": TEXT_SCHEMA}}}
@@ -101,10 +101,13 @@ class OperatorEndpoints:
         ]
         if settings.metrics and settings.metrics_port is None:
             metrics = _new_endpoint("/metrics", "metrics", "Read metrics", _METRICS_RESPONSES, self._serve_metrics)
-            is_public, authorize = settings.metrics_public, None if settings.metrics_public else _authorize_metrics
-            endpoints.append(
-                replace(metrics, description=_METRICS_DESCRIPTION, is_public=is_public, authorize=authorize)
-            )
+            if settings.metrics_public:
+                metrics = replace(metrics, description=_METRICS_DESCRIPTION, handle=self._serve_public_metrics)
+            else:
+                metrics = replace(
+                    metrics, description=_METRICS_DESCRIPTION, is_public=False, authorize=_authorize_metrics
+                )
+            endpoints.append(metrics)
         if settings.openapi:
             document = {200: json_response("The document.", {"type": "object"})}
             endpoints.append(
@@ -175,7 +178,19 @@ class OperatorEndpoints:
         read_only = self._metrics.log.read_only
         return web.json_response({**found, "read_only": read_only} if read_only else found)
 
+    async def _serve_public_metrics(self, call: Call) -> web.Response:
+        """Answer with the metrics. Only a caller that may read metrics sees names of tenants and consumers."""
+        credential = get_credential(call.request)
+        if credential is None:
+            return await self._answer_metrics(shows_names=False)
+        call.principal = self._auth_gate.authenticate(credential, call.caller)
+        _authorize_metrics(call)
+        return await self._answer_metrics()
+
     async def _serve_metrics(self, _: web.Request) -> web.Response:
+        return await self._answer_metrics()
+
+    async def _answer_metrics(self, *, shows_names: bool = True) -> web.Response:
         """Answer with all metrics. If the store does not respond, its metrics keep their previous values."""
         metrics = self._metrics
         if not self.get_settings().tenants:
@@ -186,8 +201,11 @@ class OperatorEndpoints:
         with suppress(OncelogError, TimeoutError):
             heads = await asyncio.wait_for(self._metrics.log.heads(), METRICS_TIMEOUT_S)
             metrics.positions = {lane: head.position for lane, head in heads.items()}
+            metrics.consumers = await asyncio.wait_for(self._metrics.log.consumers(), METRICS_TIMEOUT_S)
         metrics.positions = {**metrics.positions, 0: self.get_position()}
-        return web.Response(body=metrics.render(), headers={"Content-Type": metrics.content_type})
+        return web.Response(
+            body=metrics.render(shows_names=shows_names), headers={"Content-Type": metrics.content_type}
+        )
 
     async def _serve_document(self, request: web.Request) -> web.Response:
         """Answer with the OpenAPI document, or 304 if the client has it (`If-None-Match`)."""

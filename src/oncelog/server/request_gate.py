@@ -38,7 +38,7 @@ CACHED_CHECKS_MAX: Final = 256
 """Size of each cache of check results, by address and headers."""
 PREFLIGHT_HEADERS: Final = {
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE",
-    "Access-Control-Allow-Headers": "Authorization, Content-Type, Last-Event-ID",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Last-Event-ID, Traceparent, Tracestate",
     "Access-Control-Max-Age": "600",
 }
 """Answer to a browser's preflight request (CORS)."""

@@ -39,6 +39,7 @@ DISK_DEFAULTS: Final = DiskLimits(free_bytes_min=256 * 2**20)
 _ALL_ADDRESSES: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not listened on
 _PORTS: Final = ("port", "grpc_port", "metrics_port")
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+", re.ASCII)
+_COLLECTOR: Final = re.compile(r"https?://[A-Za-z0-9_.:\[\]-]+(/[^\s?#]*)?", re.ASCII)
 _VALIDATE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|[A-Za-z0-9_.-]+", re.ASCII)
 
 
@@ -82,7 +83,8 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     metrics: bool = True
     """Whether the server offers `/metrics`."""
     metrics_public: bool = False
-    """Whether `/metrics` on `port` needs no credential. Otherwise it needs the grant to read `oncelog/metrics`."""
+    """Whether `/metrics` on `port` needs no credential. Callers without one see no names of tenants and consumers.
+    Otherwise it needs the grant to read `oncelog/metrics`."""
     metrics_host: str = "127.0.0.1"
     """The address or name to listen on for `metrics_port`."""
     metrics_port: int | None = None
@@ -155,6 +157,24 @@ class LedgerSettings(Struct, frozen=True, kw_only=True):
                 check_whole_numbers(self, [name], highest=highest)
 
 
+class TracingSettings(Struct, frozen=True, kw_only=True):
+    """OpenTelemetry tracing (`pip install 'oncelog[opentelemetry]'`). The standard `OTEL_` environment variables set
+    the exporter, the sampler and the resource."""
+
+    enabled: bool = False
+    """Whether the server creates spans for requests, commits and deliveries, and stores trace contexts with events."""
+    endpoint: str | None = None
+    """Base URL of an OpenTelemetry collector, which receives OTLP over HTTP: `http://collector.example.org:4318`.
+    Default: the exporter that `OTEL_TRACES_EXPORTER` and `OTEL_EXPORTER_OTLP_ENDPOINT` select."""
+
+    def __post_init__(self) -> None:
+        if self.endpoint is not None and _COLLECTOR.fullmatch(self.endpoint) is None:
+            raise SettingsError(
+                "endpoint must have the form http://host[:port][/path] or https://…, without credentials; pass them in "
+                "OTEL_EXPORTER_OTLP_HEADERS"
+            )
+
+
 class TlsSettings(Struct, frozen=True, kw_only=True):
     """TLS files. Set both or neither."""
 
@@ -185,6 +205,7 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
     log: LogSettings = LogSettings()
     disk: DiskLimits = DISK_DEFAULTS
     ledger: LedgerSettings = LedgerSettings()
+    tracing: TracingSettings = TracingSettings()
     tls: TlsSettings = TlsSettings()
     tokens: TokenSettings | None = None
     api_keys: ApiKeySettings = ApiKeySettings()
@@ -275,6 +296,7 @@ _PARTS: Final[Mapping[str, tuple[str, Any]]] = {
     "log": ("log.", LogSettings()),
     "disk": ("disk.", DISK_DEFAULTS),
     "ledger": ("ledger.", LedgerSettings()),
+    "tracing": ("tracing.", TracingSettings()),
     "tls": ("tls.", TlsSettings()),
     # Algorithms and key files have no default. These values stand in for them while other settings are checked
     # individually.

@@ -33,6 +33,7 @@ from oncelog.server.errors import (
 )
 from oncelog.server.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES
 from oncelog.server.send_queue import SendQueue, SessionTransport
+from oncelog.server.tracing import RequestSpan
 
 CHECKED_NAMES_MAX: Final = 1000
 """Size of the cache of the names that a connection's principal may or may not write."""
@@ -61,7 +62,7 @@ class PendingWrite:
 
     def set_exception(self, exception: Exception, /) -> None:
         """Pass on the error of a write whose outcome is unknown."""
-        self.session.fail_write(self, to_api_error(exception))
+        self.session.fail_undecided(self, to_api_error(exception))
 
 
 class WebSocketSession(ABC, Generic[M, R]):
@@ -96,6 +97,8 @@ class WebSocketSession(ABC, Generic[M, R]):
         """Whether the session ignores all further frames."""
         self._is_closing = False
         """Whether the session neither reads nor writes any more frames."""
+        self._write_spans: dict[PendingWrite, RequestSpan] = {}
+        """Spans of unanswered writes, with tracing."""
 
     # --- what a session adds
 
@@ -259,18 +262,40 @@ class WebSocketSession(ABC, Generic[M, R]):
             message = f"{in_flight} {self.write_noun} of this connection are unanswered; at most {limit} may be"
             raise ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS)
 
-    def _submit_write(self, pending: PendingWrite, submit: Callable[[], Any]) -> None:
-        """Submit a write to the log, which settles it immediately or later."""
+    def _submit_write(self, pending: PendingWrite, submit: Callable[[], Any], traceparent: str = "") -> None:
+        """Submit a write to the log, which settles it immediately or later. With tracing, it continues the client's
+        trace."""
+        tracer = self.auth_gate.tracer
         try:
-            outcome = submit()
+            if tracer is None:
+                outcome = submit()
+            else:
+                attributes = {"oncelog.api": self.api, "network.protocol.name": "websocket"}
+                span = tracer.start(f"{self.api} write", {"traceparent": traceparent}, attributes)
+                self._write_spans[pending] = span
+                with span.activate():
+                    outcome = submit()
         except OncelogError as error:
-            self.fail_write(pending, to_api_error(error))
+            self.fail_undecided(pending, to_api_error(error))
             return
         if outcome is not None:
             self.settle(pending, outcome)
 
+    def fail_undecided(self, pending: PendingWrite, error: ApiError) -> None:
+        """Answer a write that has no verdict."""
+        if self._write_spans:
+            self._end_span(pending, error.code)
+        self.fail_write(pending, error)
+
+    def _end_span(self, pending: PendingWrite, error_code: str = "") -> None:
+        span = self._write_spans.pop(pending, None)
+        if span is not None:
+            span.end(error_code, is_fault=error_code == error_codes.SERVER_ERROR)
+
     def settle(self, pending: PendingWrite, outcome: Any) -> None:
         """Answer a write whose outcome is known. Never raises: the committer calls it for many sessions."""
+        if self._write_spans:
+            self._end_span(pending)
         try:
             self._send_outcome(pending, outcome)
         except Exception:

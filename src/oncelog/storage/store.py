@@ -59,6 +59,15 @@ Draw = Callable[[int], bytes]
 """Returns as many random bytes as requested."""
 
 
+class BatchTraces(Struct, frozen=True):
+    """Trace contexts of a batch, as values of the W3C header `traceparent`."""
+
+    commit: str
+    """Context of the group commit."""
+    items: Sequence[str]
+    """Context of each item's request, or "" for an item that is not traced."""
+
+
 class BatchResult(Struct):
     """Result of a batch. It is durable once `Store.commit` returns it."""
 
@@ -70,6 +79,8 @@ class BatchResult(Struct):
     """The erasure count before the decision. A cache must not keep answers that are older than the newest erasure."""
     evicted_clients: int = 0
     """How many expired client entries the transaction deleted."""
+    sync_s: float = 0.0
+    """Duration of COMMIT in seconds, which makes the batch durable. 0 if the batch changed nothing."""
 
 
 def plan_batch(
@@ -445,8 +456,16 @@ class Store(Protocol):
         Raises PolicyError if a name already has a different policy.
         """
 
-    async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
-        """Decide a batch and make all of its changes durable, or raise an error and store nothing."""
+    async def commit(
+        self, batch: Sequence[Request], validate: Validate | None = None, traces: BatchTraces | None = None
+    ) -> BatchResult:
+        """Decide a batch and make all of its changes durable, or raise an error and store nothing.
+
+        The result's records have the trace contexts that `traces` contains for their items.
+        """
+
+    async def enable_traces(self) -> None:
+        """Store the trace contexts of later commits, and return them with the records that are read."""
 
     async def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
         """Return the stored answer for each key. The result may still include expired keys."""

@@ -15,7 +15,7 @@ from oncelog.core.values import Committed, Request
 from oncelog.storage.sqlite import store as sqlite_store
 from oncelog.storage.sqlite.store import SqliteStore
 from oncelog.storage.sqlite.writer import Writer
-from oncelog.storage.store import BatchResult
+from oncelog.storage.store import BatchResult, BatchTraces
 from oncelog.testing.contract.writes import event
 from storage.sqlite.writers import open_sqlite
 
@@ -207,9 +207,11 @@ async def test_slow_disk_moves_commits_to_the_writer_thread_for_a_while(
     monkeypatch.setattr("oncelog.storage.sqlite.store.time.monotonic", lambda: now_s[0])
     prepare = Writer.prepare
 
-    def commit_slowly(session: Writer, asked: Sequence[Request]) -> BatchResult | None:
+    def commit_slowly(
+        session: Writer, asked: Sequence[Request], traces: BatchTraces | None = None
+    ) -> BatchResult | None:
         now_s[0] += 0.2
-        return prepare(session, asked)
+        return prepare(session, asked, traces)
 
     with monkeypatch.context() as patched:
         patched.setattr(Writer, "prepare", commit_slowly)

@@ -69,7 +69,8 @@ def _encode_members(record: Record) -> bytes:
         f'"sequence":{record.sequence},"sender_id":{encode_json_text(record.actor)},'
         f'"client_message_id":"{format_uuid(record.key)}",'
     )
-    return b'%b%b,"created_at":"%b"' % (head.encode(), content, format_time(record.log_time_ms).encode())
+    trace = b"" if record.trace is None else b',"traceparent":"%b"' % record.trace.traceparent.encode()
+    return b'%b%b,"created_at":"%b"%b' % (head.encode(), content, format_time(record.log_time_ms).encode(), trace)
 
 
 def encode_message(record: Record) -> bytes:
@@ -272,6 +273,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
                 created_at=_TIME,
             ),
             erased={"const": True},
+            traceparent={**TEXT_SCHEMA, "description": "Trace context of the request that sent the message."},
         ),
         "MessageOutcome": outcome_schema(message=schema_ref("Message")),
         "Batch": with_optional(

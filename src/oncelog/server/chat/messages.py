@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from oncelog.core.builders import parse_uuid
 from oncelog.core.canonical import JsonValue, is_storable, nfc
@@ -101,6 +102,8 @@ class Send(_OfChat, frozen=True, gc=False):
     key: bytes
     body: bytes
     request_id: str | None = None
+    traceparent: str = ""
+    """Trace context of a message over a WebSocket. An invalid one is ignored."""
 
 
 class SyncRequest(_OfChat, frozen=True):
@@ -355,6 +358,10 @@ class ChatMessages:
             get_text(members, "chat_id", "$")  # a frame whose id is not a string is malformed; other faults follow
         with _refuse_invalid_message() if is_send else nullcontext():
             frame: Frame = message.decode(members, "$", request_id)
+        traceparent = members.get("traceparent")
+        # W3C Trace Context: a receiver ignores a trace context that it cannot read.
+        if type(traceparent) is str and isinstance(frame, Send):
+            return replace(frame, traceparent=traceparent)
         return frame
 
     def decode_fast(self, data: bytes) -> Send | None:

@@ -130,7 +130,11 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         if self._is_live:  # only live connections receive broadcasts
             self.hub.expect_message(send.scope, send.key, send.body, self)
         pending = _PendingSend(self, send)
-        self._submit_write(pending, lambda: service.log.submit_nowait(service.to_submission(send, principal), pending))
+        self._submit_write(
+            pending,
+            lambda: service.log.submit_nowait(service.to_submission(send, principal), pending),
+            send.traceparent,
+        )
 
     handlers: ClassVar = {Connect: _connect, Send: _send, SyncRequest: _sync, Ack: _acknowledge, Ping: _ping}
 

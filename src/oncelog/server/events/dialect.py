@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 
 import orjson
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncelog.core.canonical import INTEGER_MAX, JsonValue
 from oncelog.core.values import Committed, Mode, Reason, Receipt, Record, Refused, Replayed, Submission, Verdict
@@ -67,6 +68,8 @@ class Submit(Struct, frozen=True, gc=False):
     ids: list[str]
     items: list[Submission | RejectedItem]
     mode: Mode = Mode.EACH
+    traceparent: str = ""
+    """Trace context of the request over a WebSocket. An invalid one is ignored."""
 
 
 _UNTIL_REFUSED: Final = Mode.UNTIL_REFUSED  # enum member look-ups are slow in Python 3.11
@@ -138,6 +141,7 @@ class Envelope(Struct, frozen=True, gc=False):
     payload: Mapping[str, JsonValue]
     msg_id: bytes
     """The `msg_id` in JSON, for the reply. Empty if the frame has none."""
+    traceparent: str = ""
 
 
 class Connect(Struct, frozen=True):
@@ -236,7 +240,10 @@ class Dialect(ABC):
             msg_id = _get_msg_id(members, names)
             kind = get_text(members, "type", "$")
             _check_version(members, names)
-            return Envelope(kind, decode_object(get_required(members, "payload", "$"), "$.payload"), msg_id)
+            payload = decode_object(get_required(members, "payload", "$"), "$.payload")
+            traceparent = members.get("traceparent")
+            # W3C Trace Context: a receiver ignores a trace context that it cannot read.
+            return Envelope(kind, payload, msg_id, traceparent if type(traceparent) is str else "")
         except ApiError as error:
             raise MalformedMessageError(error, msg_id) from None
 
@@ -249,7 +256,8 @@ class Dialect(ABC):
         if message.type != "submit_events":
             return message
         try:
-            return message.msg_id, self.decode_submit(message.payload, actor, client, events_max)
+            submit = self.decode_submit(message.payload, actor, client, events_max)
+            return message.msg_id, replace(submit, traceparent=message.traceparent) if message.traceparent else submit
         except ApiError as error:
             raise MalformedMessageError(error, message.msg_id) from None
 
@@ -283,6 +291,10 @@ class Dialect(ABC):
     def encode_view(self, view: RecordView) -> str | None:
         """Encode an event. Returns None if the dialect cannot show the record."""
 
+    def encode_record(self, record: Record) -> str | None:
+        """Encode an event for a live reader, like `encode_view`."""
+        return self.encode_view(to_record_view(record))
+
     def encode_events(self, views: Sequence[RecordView]) -> bytes:
         """Encode the events of a page, separated by commas. Runs in worker threads."""
         return ",".join(filter(None, map(self.encode_view, views))).encode()
@@ -311,7 +323,7 @@ class Dialect(ABC):
 
     def encode_broadcast(self, record: Record, now_ms: int) -> bytes | None:
         """Encode a record as a broadcast frame. Returns None if the dialect cannot show it."""
-        text = self.encode_view(to_record_view(record))
+        text = self.encode_record(record)
         return None if text is None else self.encode_frame(b"event_broadcast", [text.encode()], now_ms)
 
 

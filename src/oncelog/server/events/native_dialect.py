@@ -237,6 +237,11 @@ class NativeDialect(Dialect):
         """See the base class."""
         return b'{"results":[%b]}' % b",".join(map(_encode_result, ids, results))
 
+    def encode_record(self, record: Record) -> str:
+        """See the base class. Readers continue the trace of the request that submitted the event."""
+        text = self.encode_view(to_record_view(record))
+        return text if record.trace is None else f'{text[:-1]},"traceparent":"{record.trace.traceparent}"}}'
+
     def encode_view(self, view: RecordView) -> str:
         """See the base class. An erased event is null. A text id is shown as the UUID derived from it (`projects`)."""
         position, log_time_ms, actor, client, _, key, partitions, body = view
@@ -249,7 +254,7 @@ class NativeDialect(Dialect):
 
     def encode_event(self, record: Record) -> bytes:
         """Encode a record as a server-sent event."""
-        return self.encode_view(to_record_view(record)).encode()
+        return self.encode_record(record).encode()
 
     def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:
         """See the base class. The client's cursor may be above the position that this server has delivered."""
@@ -319,6 +324,7 @@ class _FastMessage(Struct, gc=False):
     protocol_version: Literal["1.0"]
     payload: _FastPayload
     msg_id: Annotated[str, Meta(max_length=MSG_ID_CHARACTERS_MAX)] | None = None
+    traceparent: str | None = None
 
 
 _decode_fast_message: Final = msgspec.json.Decoder(_FastMessage).decode
@@ -347,6 +353,9 @@ def decode_fast(data: bytes, actor: str, client: str, events_max: int) -> tuple[
     colons = _MESSAGE_COLONS + _ITEM_COLONS * len(items)
     if msg_id is not None:
         colons += 1 + msg_id.count(":")
+    traceparent = message.traceparent
+    if traceparent is not None:
+        colons += 1 + traceparent.count(":")
     submissions: list[Submission | RejectedItem] = []
     ids: list[str] = []
     for item in items:
@@ -360,7 +369,9 @@ def decode_fast(data: bytes, actor: str, client: str, events_max: int) -> tuple[
     if colons != data.count(b":") or (len(ids) > 1 and len({submission.key for submission in submissions}) != len(ids)):  # type: ignore[union-attr]
         return None
     # A plain `msg_id` needs no escapes.
-    return b"" if msg_id is None else b'"%b"' % msg_id.encode(), Submit(ids, submissions)
+    return b"" if msg_id is None else b'"%b"' % msg_id.encode(), (
+        Submit(ids, submissions, traceparent=traceparent) if traceparent else Submit(ids, submissions)
+    )
 
 
 def _to_fast_submission(item: _FastItem, actor: str, client: str) -> Submission | None:
@@ -415,6 +426,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
             ),
             erased={"const": True},
             actor={**TEXT_SCHEMA, "description": about},
+            traceparent={**TEXT_SCHEMA, "description": "Trace context of the request that submitted the event."},
         ),
         "EventOutcome": outcome_schema(event=schema_ref("Event")),
         "Page": object_schema(

@@ -70,7 +70,7 @@ class EventsService(ApiService):
                 if rate is not None:
                     item = replace(item, rate=rate)  # noqa: PLW2901 - the same item, with the rate of its actor
             items.append(item)
-        return Submit(submit.ids, items, submit.mode)
+        return Submit(submit.ids, items, submit.mode, submit.traceparent)
 
     def count_results(self, results: Sequence[ItemResult]) -> None:
         """Count a request's results in the metrics."""

@@ -179,10 +179,10 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         if not new:
             self.settle(pending, ())
         elif len(new) == 1:
-            self._submit_write(pending, partial(service.log.submit_nowait, new[0], pending))
+            self._submit_write(pending, partial(service.log.submit_nowait, new[0], pending), submit.traceparent)
         else:
             submit_all = partial(service.log.submit_many_nowait, new, pending, submit.mode, is_admitted_whole=True)
-            self._submit_write(pending, submit_all)
+            self._submit_write(pending, submit_all, submit.traceparent)
 
     handlers: ClassVar = {"connect": _connect, "submit_events": _submit, "sync": _sync}
 

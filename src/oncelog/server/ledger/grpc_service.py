@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from functools import lru_cache, partial
 from typing import Any, Final, NoReturn
 from urllib.parse import unquote
@@ -197,6 +197,10 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
     def _new_handler(self, kind: type[Message], handle: CallHandler) -> Callable[[object, Context], Awaitable[bytes]]:
         """Return the handler of a method. It is a function, because gRPC would inspect a `partial` on every call."""
 
+        async def call_traced(_: object, context: Context) -> bytes:
+            with self._trace_call(kind, context):
+                return await call(_, context)
+
         async def call(_: object, context: Context) -> bytes:
             task = asyncio.current_task()
             assert task is not None  # noqa: S101 - gRPC runs every call in a task
@@ -213,7 +217,28 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
             self._service.counts.requests["ledger", "grpc", "ok"] += 1
             return answer
 
-        return call
+        return call if self.auth_gate.tracer is None else call_traced
+
+    @contextmanager
+    def _trace_call(self, kind: type[Message], context: Context) -> Iterator[None]:
+        """Trace a call. Calls that fail end with an exception."""
+        tracer = self.auth_gate.tracer
+        assert tracer is not None  # noqa: S101 - `_new_handler` checks it
+        sent: dict[str, str] = {}
+        for name, value in context.invocation_metadata() or ():
+            if name in tracer.header_names:
+                sent[name] = f"{sent[name]},{value}" if name in sent else str(value)  # two values are an invalid one
+        method = kind.DESCRIPTOR.name.removesuffix("Request")
+        attributes = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
+        span = tracer.start(f"{SERVICE}/{method}", sent, attributes)
+        try:
+            with span.activate():
+                yield
+        finally:
+            status = context.code() or grpc.StatusCode.OK
+            is_fault = status is GRPC_STATUS[error_codes.SERVER_ERROR]
+            error = "" if status is grpc.StatusCode.OK else status.name
+            span.end(error, is_fault=is_fault, rpc__grpc__status_code=status.value[0])
 
     async def _serve_call(self, kind: type[Message], handle: CallHandler, context: Context) -> bytes:
         """Serve a call. Not part of `call`, whose frame is kept alive by the error that it sends (see `end_call`)."""

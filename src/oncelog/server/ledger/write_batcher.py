@@ -8,6 +8,7 @@ just been answered, the batcher therefore holds new writes briefly. Under light 
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ class WriteBatcher:
 
     def __init__(self, service: LedgerService) -> None:
         self._service = service
-        self._queue: list[tuple[DecodeWrite, Any, Principal, asyncio.Future[bytes]]] = []
+        self._queue: list[tuple[DecodeWrite, Any, Principal, asyncio.Future[bytes], Context | None]] = []
         self._timer: asyncio.Handle | None = None
         self._is_flush_scheduled = False
         self._window_start_s = 0.0
@@ -47,7 +48,9 @@ class WriteBatcher:
         """Submit a write, now or with the next batch. The future returns the encoded answer or raises ApiError."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bytes] = loop.create_future()
-        self._queue.append((decode, message, principal, future))
+        # With tracing, `flush` submits each write in the context of the write's call, which contains the call's span.
+        context = None if self._service.auth_gate.tracer is None else copy_context()
+        self._queue.append((decode, message, principal, future, context))
         if len(self._queue) >= BATCH_WRITES_MAX or not self._is_busy(loop.time()):
             self.flush()
         elif self._timer is None:
@@ -75,9 +78,12 @@ class WriteBatcher:
             self._timer = None
         self._is_flush_scheduled = False
         queued, self._queue = self._queue, []
-        for decode, message, principal, future in queued:
+        for decode, message, principal, future, context in queued:
             try:
-                self._submit(decode(message), principal, future)
+                if context is None:
+                    self._submit(decode(message), principal, future)
+                else:
+                    context.run(self._submit, decode(message), principal, future)
             except Exception as error:  # noqa: BLE001 - the error of one write must not affect the others
                 _fail(future, error)
 

@@ -41,7 +41,7 @@ from oncelog.storage.postgres.writer import GetBlocks, RetryDeadline, Work, Writ
 from oncelog.storage.queries.sql_store import SqlStore, T, shared_query
 from oncelog.storage.queries.statement import QuerySteps, SharedQuery, Statement
 from oncelog.storage.record_rows import DAMAGE_ERRORS
-from oncelog.storage.store import BatchResult, Draw, KeyStatus, plan_batch
+from oncelog.storage.store import BatchResult, BatchTraces, Draw, KeyStatus, plan_batch
 
 READERS: Final = 4
 MIGRATE_MS: Final = 3_600_000
@@ -176,7 +176,9 @@ class PostgresStore(SqlStore):
         """See `Store`."""
         return await self._run_write((), declare_alone, policies)
 
-    async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
+    async def commit(
+        self, batch: Sequence[Request], validate: Validate | None = None, traces: BatchTraces | None = None
+    ) -> BatchResult:
         """See `Store`."""
         store_transaction = self._check_open()
         needs = store_transaction.compute_read_set(batch)
@@ -184,11 +186,17 @@ class PostgresStore(SqlStore):
             return plan_batch(batch, Snapshot(settings=self.settings), 0, validate, self._draw, needs.faults)
 
         result = await self._commit(
-            lambda connection: store_transaction.commit(connection, batch, needs, validate), needs.lanes
+            lambda connection: store_transaction.commit(connection, batch, needs, validate, traces), needs.lanes
         )
         if not result.changes.is_empty:
+            result.sync_s = self._writer.sync_s
             self._notify_others()
         return result
+
+    async def enable_traces(self) -> None:
+        """See `Store`."""
+        await super().enable_traces()
+        await self._tasks.shield(self._writer.add_statements(SQL["save_traces"], SQL["expire_traces"]))
 
     def _notify_others(self) -> None:
         if self._notifier is not None:
@@ -253,9 +261,12 @@ class PostgresStore(SqlStore):
         snapshot = await self._read(lambda connection: store_transaction.load_snapshot(connection, needs, {}))
         return [snapshot.keys.get(identity) for identity in identities]
 
-    @shared_query
-    def get_key_status(self, identity: KeyIdentity) -> QuerySteps[KeyStatus]:
+    async def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
         """See `Store`."""
+        return await self._attach_trace(await self._load_key_status(identity))
+
+    @shared_query
+    def _load_key_status(self, identity: KeyIdentity) -> QuerySteps[KeyStatus]:
         key_status = yield from load_key_status(self._metadata, identity)
         mark, _ = yield from self._propose_mark()
         return replace(key_status, time_ms=mark.time_ms)

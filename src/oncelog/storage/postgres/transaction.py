@@ -25,9 +25,10 @@ from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.queries import side_state
 from oncelog.storage.queries.expiry import ExpirySweep
 from oncelog.storage.queries.statement import QuerySteps, Statement
+from oncelog.storage.queries.traces import save_traces
 from oncelog.storage.queries.writes import complete_read_set, declare_policies, save_leap
 from oncelog.storage.record_rows import decode_record
-from oncelog.storage.store import BatchResult, Draw, KeyStatus, plan_batch
+from oncelog.storage.store import BatchResult, BatchTraces, Draw, KeyStatus, plan_batch
 from oncelog.storage.tenants import decode_tenants, encode_partitions
 
 _LANE_COLUMN: Final = 8
@@ -98,6 +99,7 @@ class StoreTransaction:
         batch: Sequence[Request],
         read_set: ReadSet | None = None,
         validate: Validate | None = None,
+        traces: BatchTraces | None = None,
     ) -> BatchResult:
         """Decide a batch and save its changes. The caller ends the transaction, then calls `confirm`."""
         read_set = read_set or self.compute_read_set(batch)
@@ -122,6 +124,8 @@ class StoreTransaction:
             if self.clock.is_save_due(mark, state.clock):
                 await connection.execute(SQL["save_clock"], mark.boot, mark.elapsed_ms, mark.time_ms)
             self._mark = mark
+        if traces is not None:
+            await run_query(connection, save_traces, result, traces)
         return result
 
     def confirm(self) -> None:

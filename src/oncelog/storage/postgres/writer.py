@@ -7,6 +7,7 @@ outcome is known.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeVar
@@ -61,6 +62,15 @@ class Writer:
         self._timeouts = timeouts
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
+        self._statements = STATEMENTS
+        self.sync_s = 0.0
+        """Duration of the newest COMMIT in seconds."""
+
+    async def add_statements(self, *statements: str) -> None:
+        """Also keep these statements prepared. Their tables must exist."""
+        async with self._lock:
+            self._statements += statements
+            self.abandon()  # the next session prepares them
 
     async def transact(self, lanes: Iterable[int], work: Work[T], get_blocks: GetBlocks[T]) -> T:
         """Run `work` in a transaction that holds the lanes, and return its result once it is durable.
@@ -131,7 +141,7 @@ class Writer:
         if self._connection is None or self._connection.is_closed():
             connection = await self._connect()
             with terminate_on_error(connection):
-                for statement in STATEMENTS:
+                for statement in self._statements:
                     with terminate_after(connection, self._timeouts.connect_ms):
                         # `execute` and `fetch` do not find statements that asyncpg's `prepare` created.
                         await connection._get_statement(statement, None)  # noqa: SLF001
@@ -162,8 +172,10 @@ class Writer:
             await self._commit(connection)
 
     async def _commit(self, connection: Connection) -> None:
+        began_s = time.perf_counter()
         async with check_replicated(connection):
             command_tag = await self._run_within(connection, self._timeouts.commit_ms, connection.execute("COMMIT"))
+        self.sync_s = time.perf_counter() - began_s
         if command_tag != "COMMIT":
             raise StoreUnavailableError(f"{self._name}: the server answered COMMIT with {command_tag}{RETRY_HINT}")
 

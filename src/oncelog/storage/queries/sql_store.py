@@ -11,6 +11,8 @@ from functools import partial, wraps
 from itertools import count
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
+from msgspec.structs import replace
+
 from oncelog.core.merge import decode_row
 from oncelog.core.proof import Block, Evidence
 from oncelog.core.read_set import ReadSet
@@ -23,6 +25,7 @@ from oncelog.storage.queries import tenants as tenant_queries
 from oncelog.storage.queries.record_pages import Rows, read_rows
 from oncelog.storage.queries.side_state import load_tables
 from oncelog.storage.queries.statement import PagedStatement, QuerySteps, SharedQuery, Statement
+from oncelog.storage.queries.traces import attach_traces, create_traces
 from oncelog.storage.queries.writes import EraseValues, erase_bodies
 from oncelog.storage.record_rows import decode_record
 from oncelog.storage.side_state import compute_prefix_end, decode_entity, lane_of_scope
@@ -30,6 +33,7 @@ from oncelog.storage.store import (
     Consumer,
     EncodeViews,
     EntityPage,
+    KeyStatus,
     MemberChange,
     MemberCursor,
     MemberPage,
@@ -78,6 +82,8 @@ class SqlStore(ABC):
     _view_fetch_rows_max: int
     """Maximum number of rows that one statement of `read_views` fetches."""
     _erase_values: EraseValues
+    _has_traces = False
+    """Whether reads return stored trace contexts."""
 
     @property
     @abstractmethod
@@ -124,6 +130,8 @@ class SqlStore(ABC):
         lane = query.lane if query.stream is None else self._get_lane(query.stream)
         found: list[Record] = []
         end = yield from read_rows(query, lane, self.epoch, None, lambda rows: found.extend(map(decode_record, rows)))
+        if self._has_traces:
+            found = yield from attach_traces(found)
         return Page(found, *end)
 
     @shared_query
@@ -140,6 +148,19 @@ class SqlStore(ABC):
 
         end = yield from read_rows(query, query.lane, self.epoch, policy, encode_rows, self._view_fetch_rows_max)
         return RecordViewPage(encoded, total, *end)
+
+    # --- trace contexts
+
+    async def enable_traces(self) -> None:
+        """See `Store`."""
+        await self._run_write((0,), create_traces)
+        self._has_traces = True
+
+    async def _attach_trace(self, status: KeyStatus) -> KeyStatus:
+        if not self._has_traces or status.record is None:
+            return status
+        [record] = await self._run_query(attach_traces, [status.record])
+        return replace(status, record=record)
 
     # --- records, blocks and heads
 

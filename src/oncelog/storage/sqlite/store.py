@@ -42,7 +42,7 @@ from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.sqlite.transaction import TransactionOptions
 from oncelog.storage.sqlite.worker_thread import WorkerThread
 from oncelog.storage.sqlite.writer import Writer
-from oncelog.storage.store import BatchResult, Draw, EncodeViews, KeyStatus, Query, RecordViewPage
+from oncelog.storage.store import BatchResult, BatchTraces, Draw, EncodeViews, KeyStatus, Query, RecordViewPage
 
 READERS: Final = 2
 PREPARED_ITEMS_MAX: Final = 1024
@@ -148,11 +148,13 @@ class SqliteStore(SqlStore):
         """See `Store`."""
         return await self._run_write((), declare_policies, policies)
 
-    async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
+    async def commit(
+        self, batch: Sequence[Request], validate: Validate | None = None, traces: BatchTraces | None = None
+    ) -> BatchResult:
         """See `Store`."""
         writer = self._writer_thread
-        if writer is None or validate is not None or (result := self._prepare(batch)) is None:
-            result = await self._write(self._file_writer.commit, batch, validate)
+        if writer is None or validate is not None or (result := self._prepare(batch, traces)) is None:
+            result = await self._write(self._file_writer.commit, batch, validate, traces)
         elif not result.changes.is_empty:
             # The transaction must end even if the caller is cancelled; otherwise no other write could begin.
             try:
@@ -161,7 +163,7 @@ class SqliteStore(SqlStore):
             except RuntimeError:  # the interpreter is shutting down
                 self._file_writer.abandon()
                 raise
-            await asyncio.shield(finishing)
+            result.sync_s = await asyncio.shield(finishing)
         self._start_fill()
         self._uncheckpointed_records += len(result.changes.records)
         if self._uncheckpointed_records >= CHECKPOINT_RECORDS:
@@ -174,7 +176,7 @@ class SqliteStore(SqlStore):
 
     async def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
         """See `Store`."""
-        return await self._write(self._file_writer.get_key_status, identity)
+        return await self._attach_trace(await self._write(self._file_writer.get_key_status, identity))
 
     async def scrub(self) -> bool:
         """See `Store`."""
@@ -254,7 +256,7 @@ class SqliteStore(SqlStore):
             return await executor.submit(function, *arguments)
         return await asyncio.wrap_future(executor.submit(function, *arguments))
 
-    def _prepare(self, batch: Sequence[Request]) -> BatchResult | None:
+    def _prepare(self, batch: Sequence[Request], traces: BatchTraces | None) -> BatchResult | None:
         """Decide and write a batch on the event loop's thread, without COMMIT. Returns None if that could block for
         long.
 
@@ -269,7 +271,7 @@ class SqliteStore(SqlStore):
             return None
         cpu_s = time.thread_time()
         try:
-            return self._file_writer.prepare(batch)
+            return self._file_writer.prepare(batch, traces)
         finally:
             waited_s = time.monotonic() - began_s - (time.thread_time() - cpu_s)
             if waited_s > LOOP_WAIT_S_MAX:  # probably for the disk, which must not block the loop

@@ -33,6 +33,7 @@ from oncelog.storage.metadata import LogMetadata, decode_leaps
 from oncelog.storage.queries import side_state
 from oncelog.storage.queries.expiry import EXPIRY_INTERVAL_COMMITS, ExpirySweep
 from oncelog.storage.queries.records import find_record
+from oncelog.storage.queries.traces import save_traces
 from oncelog.storage.queries.writes import complete_read_set, save_leap
 from oncelog.storage.side_state import SideStateTable
 from oncelog.storage.sqlite import side_state_tables
@@ -42,7 +43,7 @@ from oncelog.storage.sqlite.moved_marker import build_moved_error, decode_marker
 from oncelog.storage.sqlite.query_driver import run_query, run_steps
 from oncelog.storage.sqlite.row_cache import CACHED_TABLES, RowCache
 from oncelog.storage.sqlite.statements import SQL, BulkInsert
-from oncelog.storage.store import BatchResult, Draw, KeyStatus, plan_batch
+from oncelog.storage.store import BatchResult, BatchTraces, Draw, KeyStatus, plan_batch
 from oncelog.storage.tenants import decode_tenants, encode_partitions
 
 ERASURE_BYTES: Final = 20
@@ -117,6 +118,7 @@ class StoreTransaction:
         batch: Sequence[Request],
         validate: Validate | None = None,
         current_state: TransactionState | None = None,
+        traces: BatchTraces | None = None,
     ) -> BatchResult:
         """Decide a batch and save its changes. The caller ends the transaction, then calls `confirm`.
 
@@ -153,6 +155,8 @@ class StoreTransaction:
         else:
             connection.execute(SQL["touch_state"])
         self._row_cache.stage(loaded_keys, snapshot, result.changes)
+        if traces is not None:
+            run_query(connection, save_traces, result, traces)
         return result
 
     def confirm(self) -> None:

@@ -5,6 +5,7 @@ the write lock (BEGIN IMMEDIATE) and seen what the other processes have written.
 """
 
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -41,7 +42,7 @@ from oncelog.storage.sqlite.moved_marker import check_not_moved
 from oncelog.storage.sqlite.query_driver import run_steps
 from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.sqlite.transaction import StoreTransaction, TransactionOptions, TransactionState, load_key_status
-from oncelog.storage.store import BatchResult, KeyStatus
+from oncelog.storage.store import BatchResult, BatchTraces, KeyStatus
 
 T = TypeVar("T")
 
@@ -91,14 +92,19 @@ class Writer:
 
     # --- the commit
 
-    def commit(self, batch: Sequence[Request], validate: Validate | None) -> BatchResult:
+    def commit(
+        self, batch: Sequence[Request], validate: Validate | None, traces: BatchTraces | None = None
+    ) -> BatchResult:
         """Load, decide and save a batch in one transaction. After a StoreUnavailableError, no verdict may be sent."""
         with self._transaction(hint=_RETRY_HINT) as connection:
-            result = self.store_transaction.commit(connection, batch, validate)
+            result = self.store_transaction.commit(connection, batch, validate, traces=traces)
+            decided_s = time.perf_counter()
+        if not result.changes.is_empty:
+            result.sync_s = time.perf_counter() - decided_s
         self.store_transaction.confirm()
         return result
 
-    def prepare(self, batch: Sequence[Request]) -> BatchResult | None:
+    def prepare(self, batch: Sequence[Request], traces: BatchTraces | None = None) -> BatchResult | None:
         """Decide and save a batch without waiting and without COMMIT. `finish` must follow, unless the batch changes
         nothing.
 
@@ -116,7 +122,7 @@ class Writer:
                 if current_state is None:
                     connection.execute("ROLLBACK")
                     return None
-                result = self.store_transaction.commit(connection, batch, current_state=current_state)
+                result = self.store_transaction.commit(connection, batch, None, current_state, traces)
                 if result.changes.is_empty:
                     self._commit_prepared(connection)
             except BaseException:
@@ -130,10 +136,15 @@ class Writer:
             self.store_transaction.roll_back()
             roll_back(self._connection)
 
-    def finish(self) -> None:
-        """Make a prepared batch durable. Raises StoreUnavailableError, as `commit` does."""
+    def finish(self) -> float:
+        """Make a prepared batch durable, and return how many seconds that took.
+
+        Raises StoreUnavailableError, as `commit` does.
+        """
+        began_s = time.perf_counter()
         with self._translate_errors(_RETRY_HINT):
             self._commit_prepared(self._connection)
+        return time.perf_counter() - began_s
 
     def _commit_prepared(self, connection: Any) -> None:
         try:

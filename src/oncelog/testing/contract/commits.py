@@ -15,6 +15,7 @@ from oncelog.core.values import (
     Mode,
     Reason,
     Receipt,
+    RecordTrace,
     Remembered,
     Request,
     SetMember,
@@ -22,7 +23,7 @@ from oncelog.core.values import (
     Submission,
 )
 from oncelog.errors import ClosedError, PolicyError, SettingsError
-from oncelog.storage.store import KeyStatus
+from oncelog.storage.store import BatchTraces, KeyStatus
 from oncelog.testing.contract.assertions import assert_committed, assert_refused, assert_replayed
 from oncelog.testing.contract.driver import Contract, StoreDriver, list_positions
 from oncelog.testing.contract.writes import (
@@ -46,8 +47,32 @@ PAYMENTS = Policy(
 )
 
 
+REQUEST_TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+COMMIT_TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-b7ad6b7169203331-01"
+
+
 class CommitContract(Contract):
     """Commits of batches, and what a log stores about itself."""
+
+    def test_trace_contexts_of_new_records_are_stored_outside_of_them(self, tmp_path: Path) -> None:
+        with self.open_store(tmp_path) as log:
+            log(event(1))
+            log.run(log.store.enable_traces())
+            batch = [Request((event(1), event(2))), Request((event(3),))]
+            traces = BatchTraces(COMMIT_TRACE, [REQUEST_TRACE, REQUEST_TRACE, ""])
+            result = log.run(log.store.commit(batch, None, traces))
+            expected = [None, RecordTrace(REQUEST_TRACE, COMMIT_TRACE), None]
+            assert [record.trace for record in result.changes.records] == expected[1:]
+            assert [record.trace for record in log.read_all()] == expected, "a retry changes no context"
+            found = log.run(log.store.get_key_status(identity(event(2)))).record
+            assert found is not None
+            assert found.trace == expected[1]
+            log.reopen()
+            plain = [replace(record, trace=None) for record in result.changes.records]
+            if self.is_durable:
+                assert log.read_all()[1:] == plain, "a store without tracing shows no context"
+            log.run(log.store.enable_traces())
+            assert [record.trace for record in log.read_all()] == expected
 
     def test_new_write_gets_a_receipt_and_can_be_read(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:

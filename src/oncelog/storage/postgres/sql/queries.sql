@@ -757,3 +757,16 @@ SELECT NOT EXISTS (
     AND (datname = current_database() OR datname IS NULL) AND age(backend_xmin) >= age($1::text::xid)
 ) AND NOT EXISTS (SELECT FROM pg_prepared_xacts WHERE age(transaction) >= age($1::text::xid))
 AND NOT EXISTS (SELECT FROM pg_replication_slots WHERE xmin IS NOT NULL AND age(xmin) >= age($1::text::xid));
+
+-- name: find_traces
+SELECT 1 WHERE to_regclass('_oncelog_traces') IS NOT NULL;
+
+-- name: save_traces
+INSERT INTO _oncelog_traces (lane, position, traceparent, commit_traceparent)
+SELECT * FROM unnest($1::integer[], $2::bigint[], $3::text[], $4::text[])
+ON CONFLICT (lane, position) DO UPDATE
+SET traceparent = excluded.traceparent, commit_traceparent = excluded.commit_traceparent;
+
+-- name: expire_traces
+DELETE FROM _oncelog_traces AS t USING unnest($1::integer[], $2::bigint[]) AS n (lane, position)
+WHERE t.lane = n.lane AND t.position <= n.position;

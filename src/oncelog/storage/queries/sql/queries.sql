@@ -129,3 +129,13 @@ WHERE a.sequence < 0 OR a.sequence > coalesce(s.sequence, 0) LIMIT 1;
 -- name: usage_below
 -- Usage with impossible values.
 SELECT lane, tenant FROM oncelog_usage WHERE bytes < 0 OR records < 0 OR full_at_us < 0 LIMIT 1;
+
+-- name: create_traces
+-- Not a migration: only logs with tracing have the table. See storage/queries/traces.py.
+CREATE TABLE IF NOT EXISTS _oncelog_traces (
+    lane INTEGER NOT NULL, position BIGINT NOT NULL, traceparent TEXT NOT NULL, commit_traceparent TEXT NOT NULL,
+    PRIMARY KEY (lane, position)
+);
+
+-- name: traces
+SELECT position, traceparent, commit_traceparent FROM _oncelog_traces WHERE lane = $1 AND position >= $2 AND position <= $3;

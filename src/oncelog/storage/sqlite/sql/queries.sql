@@ -424,4 +424,13 @@ ORDER BY type, name;
 -- name: tables_of_others
 -- The application's tables in the file.
 SELECT name FROM sqlite_schema
-WHERE type = 'table' AND name NOT LIKE 'oncelog\_%' ESCAPE '\' AND name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY name;
+WHERE type = 'table' AND name NOT LIKE 'oncelog\_%' ESCAPE '\' AND name <> '_oncelog_traces' AND name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY name;
+
+-- name: find_traces
+SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = '_oncelog_traces';
+
+-- name: save_traces
+INSERT OR REPLACE INTO _oncelog_traces (lane, position, traceparent, commit_traceparent) VALUES (?1, ?2, ?3, ?4);
+
+-- name: expire_traces
+DELETE FROM _oncelog_traces WHERE lane = ?1 AND position <= ?2;
