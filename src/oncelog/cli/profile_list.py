@@ -42,7 +42,7 @@ def profiles(as_json: AsJson = False) -> None:
     ]
     lines = [
         *format_table(("", "profile", "url", "token", "client id"), rows),
-        f"{len(found) or 'no'} profiles in {escape_unprintable(file.path)}",
+        f"profile file: {escape_unprintable(file.path)}{'' if found else ' (no profiles)'}",
         f"commands use {choice.url} ({choice.source})",
     ]
     print_result(fields, lines, as_json)
