@@ -46,11 +46,11 @@ def test_sdist_contains_all_files_for_a_build(dist: Path) -> None:
     assert not [name for name in names if name.endswith((".pyc", ".db"))]
 
 
-def test_wheel_contains_only_the_package(dist: Path) -> None:
+def test_wheel_contains_only_the_package_and_its_script(dist: Path) -> None:
     name = f"oncelog-{PROJECT['version']}"
     with zipfile.ZipFile(dist / f"{name}-py3-none-any.whl") as wheel:
         names = wheel.namelist()
-    assert {one.partition("/")[0] for one in names} == {"oncelog", f"{name}.dist-info"}
+    assert {one.partition("/")[0] for one in names} == {"oncelog", "oncelog_command.py", f"{name}.dist-info"}
     assert {f"{name}.dist-info/licenses/LICENSE", "oncelog/py.typed"} <= set(names)
 
 

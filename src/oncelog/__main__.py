@@ -1,5 +1,6 @@
 """Run the `oncelog` command with `python -m oncelog`."""
 
-from oncelog.cli import main
+from oncelog_command import main
 
-main()
+if __name__ == "__main__":
+    main()

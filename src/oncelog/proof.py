@@ -268,7 +268,7 @@ def verify(document: ProofDocument, *, block_hash: bytes | None = None) -> Verif
     For a ledger transaction, the body must also match the fingerprint.
     """
     block = _build_block(document.block)
-    record = _build_record(document)
+    record = build_record(document)
     findings = []
     if block.hash.hex() != document.block.hash:
         findings.append("the block's hash does not match its fields")
@@ -309,7 +309,8 @@ def _find_fingerprint_faults(record: Record) -> list[str]:
     return [] if fingerprint == record.fingerprint else ["the body does not match the fingerprint"]
 
 
-def _build_record(document: ProofDocument) -> Record:
+def build_record(document: ProofDocument) -> Record:
+    """Return the record in a document. Without its body, the record counts as erased."""
     header = document.record
     hashes = {"key": bytes.fromhex(header.key), "fingerprint": bytes.fromhex(header.fingerprint)}
     return Record(**structs.asdict(header) | hashes, body=document.body or b"", erased=document.body is None)

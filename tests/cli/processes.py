@@ -15,7 +15,12 @@ from typing import Any, ClassVar, Final
 
 MAIN: Final = "from oncelog.cli import main; main()"
 ENVIRONMENT: Final = {
-    **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
+    **{
+        name: value
+        for name, value in os.environ.items()
+        if not name.lower().endswith("_proxy") and not name.startswith("ONCELOG_")
+    },
+    "XDG_CONFIG_HOME": "/nonexistent",  # without the profiles of the user who runs the tests
     "NO_COLOR": "1",
     "COLUMNS": "200",
     "PYTHONUNBUFFERED": "1",

@@ -16,4 +16,5 @@ _testing: Any = testing
 _testing._get_command = cache(get_command)
 
 COMMAND: Final = app
-RUNNER: Final = CliRunner()
+RUNNER: Final = CliRunner(env={"XDG_CONFIG_HOME": "/nonexistent"})
+"""Runs commands without the profiles of the user who runs the tests."""

@@ -96,8 +96,8 @@ def test_restored_backup_records_the_command_line_as_its_actor(tmp_path: Path, m
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give either LOG or --url"),
-        (["log.db", "--url", "http://127.0.0.1:1"], "give either LOG or --url"),
+        ([], "give a LOG, or a server"),
+        (["log.db", "--url", "http://127.0.0.1:1"], "--url is for a server and cannot be combined with LOG"),
         (["log.db", "--since", "yesterday"], "--since must be a time"),
         (["missing.db"], "missing.db"),
         (["--url", "http://127.0.0.1:1"], "127.0.0.1:1"),

@@ -591,11 +591,3 @@ def test_copy_whose_directory_cannot_be_created_is_refused(
     done = RUNNER.invoke(COMMAND, ["backup", str(log), str(tmp_path / "copy.db")])
     assert done.exit_code == status
     assert done.stderr == f"oncelog: {tmp_path} cannot be written to: {os.strerror(number)}\n"
-
-
-@pytest.mark.parametrize("command", ["verify", "head", "backup", "restore", "show", "stats", "clock"])
-def test_help_of_every_command_has_an_example(command: str) -> None:
-    done = RUNNER.invoke(COMMAND, [command, "--help"])
-    assert done.exit_code == 0
-    assert "Example:" in done.stdout
-    assert f"oncelog {command}" in done.stdout

@@ -14,7 +14,7 @@ async def read_all(data: bytes) -> list[bytes]:
     reading, writing = os.pipe()
     sending = asyncio.get_running_loop().run_in_executor(None, _write_and_close, writing, data)
     try:
-        batches = read_batches(reading, lambda line, _: [InputItem(line)], 1000)
+        batches = read_batches(reading, lambda line, _: [InputItem(line)], 1000, content="line")
         return [item.body async for batch in batches for item in batch]
     finally:
         await sending

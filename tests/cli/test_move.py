@@ -287,13 +287,6 @@ def test_error_for_a_malformed_address_does_not_reveal_the_password(log: Path, a
     assert expect_refusal(log, address) == f"oncelog: {BAD_ADDRESS}\n"
 
 
-def test_help_of_move_has_an_example() -> None:
-    done = RUNNER.invoke(COMMAND, ["move", "--help"])
-    assert done.exit_code == 0
-    assert "Example:" in done.stdout
-    assert "oncelog move orders.db postgresql://" in done.stdout
-
-
 def test_moved_file_records_its_target(log: Path, database: str) -> None:
     move(log, database)
     with closing(sqlite3.connect(log)) as connection:

@@ -156,7 +156,7 @@ def test_record_counts_exclude_skipped_positions(tmp_path: Path) -> None:
     audited = before["audit_records"]
     words = f"{before['records'] - audited} records and 10 restore records and {audited} audit records in "
     assert run("verify", log).startswith(f"ok: {words}5 lanes, ")
-    assert f"\n{words}{after['blocks']} blocks, " in run("stats", log)
+    assert f" {words}{after['blocks']} blocks, " in run("stats", log)
 
 
 @pytest.mark.rule("CO-12", "LG-15")

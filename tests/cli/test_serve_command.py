@@ -18,6 +18,7 @@ from cli.processes import Command
 from cli.server_process import ENVIRONMENT, oncelog, wait_for_exit
 from deadlines import WAIT_S
 from oncelog.cli import serve
+from oncelog.cli.server_options import CLIENT_VARIABLES
 
 PROGRAM = Path(sys.executable).parent / "oncelog"
 
@@ -181,8 +182,9 @@ def test_server_runs_even_if_its_output_is_not_read(tmp_path: Path) -> None:
         assert wait_for_exit(process)[0] == 0
 
 
-def test_server_ignores_the_token_variable_of_other_commands(tmp_path: Path) -> None:
-    with running_server(tmp_path, "--development", ONCELOG_TOKEN="a secret") as process:  # noqa: S106
+def test_server_ignores_the_variables_of_other_commands(tmp_path: Path) -> None:
+    variables = dict.fromkeys(CLIENT_VARIABLES, "a secret")
+    with running_server(tmp_path, "--development", **variables) as process:
         wait_until_listening(process)
         process.send_signal(signal.SIGTERM)
         status, output, errors = wait_for_exit(process)
@@ -221,6 +223,18 @@ def test_port_in_use_is_reported(tmp_path: Path) -> None:
         assert f"oncelog: cannot listen on 127.0.0.1:{port}: " in done.stderr
         assert "stop the program that uses it, or set another port" in done.stderr
         assert "Traceback" not in done.stderr
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("setting", ["metrics_port", "grpc_port"])
+def test_other_port_in_use_is_reported_before_the_log_is_created(setting: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        store = ("--development", "--store", str(tmp_path / "log.db"))
+        done = oncelog("serve", *store, "--port", "0", "--set", f"{setting}={port}")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"or set another {setting}" in done.stderr
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from cli import sample_log
 from cli.runner import COMMAND, RUNNER
 from core.item_builders import key, result, transaction
 from databases import address_of
-from oncelog.cli.terminal import format_utc
+from oncelog.cli.output import format_utc
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Claim, Release
 from oncelog.storage.inspect.factory import create_inspector

@@ -1,6 +1,7 @@
 """`oncelog stats` prints figures about a log without counting its records."""
 
 import json
+import re
 import sqlite3
 from pathlib import Path
 
@@ -68,16 +69,18 @@ def test_stats_of_a_database_match_those_of_a_file(log: Path, database: str) -> 
     assert report["bytes"] == sum(report["tables"].values()) > 100_000
     assert {"oncelog_records", "oncelog_partition_records", "oncelog_rates"} < report["tables"].keys()
     done = RUNNER.invoke(COMMAND, ["stats", database])
-    assert "consumer 'mirror' of chat/1: at 2, 1 behind" in done.stdout
-    assert f"\nPostgreSQL {report['server']}: {report['bytes']} bytes, with indexes\n  oncelog_" in done.stdout
+    assert re.search(r"^mirror +chat/1 +2 +1$", done.stdout, re.MULTILINE)
+    assert f"PostgreSQL {report['server']}: {report['bytes']} bytes, with indexes\n" in done.stdout
+    assert re.search(r"^oncelog_records +[0-9,]+$", done.stdout, re.MULTILINE)
 
 
 def test_stats_prints_readable_text(log: Path) -> None:
     done = RUNNER.invoke(COMMAND, ["stats", str(log)])
     assert done.exit_code == 0
     assert "created 2027-01-15 08:00:00.000 UTC" in done.stdout
-    assert "consumer 'mirror' of chat/1: at 2, 1 behind" in done.stdout
-    assert "consumer 'mailer' of lane 0: at 5, 11 behind" in done.stdout
+    assert re.search(r"^consumer +stream +cursor +lag$", done.stdout, re.MULTILINE)
+    assert re.search(r"^mirror +chat/1 +2 +1$", done.stdout, re.MULTILINE)
+    assert re.search(r"^mailer +lane 0 +5 +11$", done.stdout, re.MULTILINE)
 
 
 def test_stats_includes_the_size_of_the_write_ahead_log(tmp_path: Path) -> None:

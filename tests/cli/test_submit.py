@@ -16,7 +16,7 @@ from cli.runner import COMMAND, RUNNER
 from cli.scripted_server import answer, scripted
 from cli.server_process import ONE_ATTEMPT, ServerProcess, oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
-from oncelog.cli import remote
+from oncelog.cli import server_options
 
 ID = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10"
 COMMITTED = re.compile(r"committed (\d+) ([0-9a-f-]{36})")
@@ -347,7 +347,7 @@ def test_invalid_arguments_are_refused(arguments: list[str], sentence: str) -> N
 
 @pytest.mark.parametrize("command", ["submit", "tail", "load"])
 def test_missing_aiohttp_is_reported_with_the_package_to_install(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "find_spec", lambda _: None)
+    monkeypatch.setattr(server_options, "find_spec", lambda _: None)
     done = RUNNER.invoke(COMMAND, [command])
     assert done.exit_code == 2
     assert done.stderr == "oncelog: this command needs aiohttp: pip install 'oncelog[server]'\n"

@@ -118,6 +118,14 @@ SERVE_COMMANDS: Final = (
     "serve --set tokens.algorithms=HS256 --set tokens.key_files=secret:missing.txt",
     "serve --development --set tenants='ledger/acme bytes_max=x'",
 )
+SHELL_COMMANDS: Final = (
+    "profiles",
+    "profiles --json",
+    "completion bash",
+    "completion zsh",
+    "completion fish",
+    "completion tcsh",
+)
 SERVER_COMMANDS: Final = (
     f"submit --url {{url}} --partition orders --id {ID} '{EVENT}'",
     f"submit --url {{url}} --partition orders --id {ID} '{EVENT}' --json",
@@ -156,6 +164,15 @@ SERVER_COMMANDS: Final = (
     "audit --url {url}",
     "audit --url {url} --json",
     "audit",
+    f"show {ID} --url {{url}} --partition orders",
+    f"show {ID} --url {{url}} --partition orders --json",
+    f"show {ID} --url {{url}} --partition none",
+    f"show {ID} --url {{url}}",
+    f"show {ID}",
+    "show served.db 0:1 --url {url}",
+    "stats",
+    "submit --url {url} --partition orders -",
+    "tail --profile none --partition orders",
 )
 MOVE_COMMANDS: Final = (
     "move app.db {database}",
@@ -183,6 +200,7 @@ def record_commands(directory: Path) -> dict[str, str]:
     lines = [*recorder.run_all(LOG_COMMANDS), *recorder.run_all(KEY_COMMANDS)]
     lines += [line for command, stdin in IDENTITIES.items() for line in recorder.run(command, stdin)]
     lines += recorder.run_all(SERVE_COMMANDS)
+    lines += recorder.run_all(SHELL_COMMANDS)
     return {"cli-commands.txt": "\n".join(lines)}
 
 

@@ -1,16 +1,21 @@
 """Access to metrics: anonymous callers see neither tenant names nor usage."""
 
+import asyncio
 from asyncio import open_connection
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from deadlines import soon, until
 from oncelog import Tenant
 from oncelog.errors import SettingsError
+from oncelog.server import operator_endpoints
 from oncelog.server.limits import METRICS_CONNECTIONS_MAX
 from oncelog.server.settings import GeneralSettings
+from oncelog.storage.figures import LogFigures, read_figures
 from oncelog.testing.clock import ManualClock
 from server.auth.auth_material import token
 from server.running_server import serving
@@ -101,3 +106,38 @@ async def test_metrics_port_in_use_is_refused_at_start(tmp_path: Path) -> None:
 def test_settings_of_the_metrics_port_are_checked(wrong: dict[str, object]) -> None:
     with pytest.raises(SettingsError, match=next(iter(wrong))):
         GeneralSettings(**wrong)  # type: ignore[arg-type]
+
+
+async def test_figures_need_a_credential_with_the_grant(tmp_path: Path) -> None:
+    async with serving(tmp_path, tokens=True, tenants=TENANTS) as served:
+        anonymous = await served.get("/v1/stats")
+        assert anonymous.refusal == (401, "auth_failed")
+        other = await served.get("/v1/stats", credential=token(grants={"read": ["acme/*"], "write": ["*"]}))
+        assert other.refusal == (403, "forbidden")
+        assert b"acme" not in anonymous.body + other.body
+        found = await served.get("/v1/stats", credential=token(grants={"read": ["oncelog/metrics"]}))
+        assert found.status == 200
+        assert found.json["tenants"][0] | {"bytes": 0, "records": 0} == {
+            **msgspec.structs.asdict(TENANTS[0]),
+            "bytes": 0,
+            "records": 0,
+        }
+
+
+async def test_concurrent_requests_for_figures_share_one_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = []
+
+    def read(log: str) -> LogFigures:
+        readings.append(log)
+        return read_figures(log)
+
+    monkeypatch.setattr(operator_endpoints, "read_figures", read)
+    async with serving(tmp_path) as served:
+        operators: Any = served.server._operators
+        first, second = await asyncio.gather(operators._read_stats(None), operators._read_stats(None))
+        assert first == second
+        assert len(readings) == 1
+        assert (await served.get("/v1/stats")).status == 200
+        assert len(readings) == 2

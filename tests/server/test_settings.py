@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from oncelog.cli.server_options import CLIENT_VARIABLES
 from oncelog.core.limits import SETTING_NUMBER_MAX
 from oncelog.core.tenants import Tenant
 from oncelog.engine.limits import Limits
@@ -487,7 +488,7 @@ def test_documented_settings_file_is_valid(tmp_path: Path) -> None:
 def test_documented_variables_exist() -> None:
     shown = set(re.findall(r"ONCELOG_[A-Z_]*[A-Z]", PAGE))
     assert shown
-    assert shown <= {to_variable(name) for name in NAMES}
+    assert shown <= {to_variable(name) for name in NAMES} | CLIENT_VARIABLES
 
 
 # --- ports ---------------------------------------------------------------------------------------------------

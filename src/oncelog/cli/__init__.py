@@ -1,5 +1,8 @@
 """The command line: one file per command."""
 
+import os
+import signal
+import sys
 from typing import Annotated
 
 import typer
@@ -9,11 +12,13 @@ from oncelog.cli import (
     audit,
     backup,
     clock,
+    completion,
     credentials,
     deltas,
     key,
     load,
     move,
+    profile_list,
     proof,
     serve,
     show,
@@ -22,12 +27,13 @@ from oncelog.cli import (
     tail,
     verify,
 )
-from oncelog.cli.terminal import CommandGroup
+from oncelog.cli.terminal import EPILOG, EXIT_INTERRUPTED, CommandGroup
 
 app = CommandGroup(
     name="oncelog",
     help="Submit a write any number of times; it commits once, in an order that never changes.",
-    add_completion=False,
+    epilog=EPILOG,
+    add_completion=False,  # `oncelog completion` replaces Typer's options
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -67,6 +73,8 @@ for command in (
     clock.clock,
     backup.epoch,
     credentials.token,
+    profile_list.profiles,
+    completion.completion,
 ):
     app.command()(command)
 app.add_typer(deltas.app, name="deltas")
@@ -75,5 +83,16 @@ app.add_typer(key.app, name="key")
 
 
 def main() -> None:
-    """Run the command line. Entry point of the `oncelog` script."""
-    app()
+    """Run the command line. Ctrl-C ends it at any time without a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by `oncelog_command`
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if completion.COMPLETE_VARIABLE in os.environ:
+        completion.enable_completion()
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    finally:
+        # While Python shuts down, an exception could no longer be handled.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -10,29 +10,17 @@ import orjson
 import typer
 from msgspec import Struct
 
-from oncelog.cli.remote import (
-    Remote,
-    Retrier,
-    Token,
-    TokenFile,
-    build_remote,
-    open_client,
-    translate_decode_errors,
-)
-from oncelog.cli.terminal import (
-    encode_json_line,
-    format_columns,
-    format_utc,
-    parse_time_ms,
-    write_lines,
-)
+from oncelog.cli.output import Style, encode_json_line, format_columns, format_utc, write_lines
+from oncelog.cli.remote import Retrier, open_client, translate_decode_errors
+from oncelog.cli.server_options import Remote, reads_log_or_server
+from oncelog.cli.times import parse_time_ms
 from oncelog.engine.audit import AuditFilter, AuditScan, entry_to_json
-from oncelog.errors import OncelogError
 from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.queries.records import list_internal_records
 
 POLL_S: Final = 1.0
 PAGE_ACTS: Final = 200
+LINE_STYLES: Final[Sequence[Style]] = ("dim", "", "heading")
 Act = dict[str, Any]
 
 
@@ -42,10 +30,10 @@ class _ActPage(Struct, frozen=True):
     has_more: bool
 
 
-def audit(  # noqa: PLR0913, PLR0917 - each one is an option
-    log: Annotated[
-        str | None, typer.Argument(help="The log: a file, or postgresql://…", metavar="[LOG]", show_default=False)
-    ] = None,
+@reads_log_or_server
+def audit(  # noqa: PLR0913 - each one is an option
+    source: str | Remote,
+    *,
     actor: Annotated[str, typer.Option(help="Only acts of this actor, such as user:ada.")] = "",
     act: Annotated[str, typer.Option(help="Only this act, such as erase or member_removed.")] = "",
     stream: Annotated[str, typer.Option(help="Only acts that concern this stream.")] = "",
@@ -54,15 +42,11 @@ def audit(  # noqa: PLR0913, PLR0917 - each one is an option
     until: Annotated[str, typer.Option(metavar="TIME", help="End time, exclusive.")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for further acts, until interrupted.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
-    url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Read from this server instead of a LOG. Needs the grant audit.")
-    ] = None,
-    token: Token = None,
-    token_file: TokenFile = None,
 ) -> None:
     """Print the administrative acts of a log: erasures, members, quotas, keys, restores, read-only mode. Oldest first.
 
-    All lanes are merged by log time. The exit status is 2 if the log or the server cannot be read.
+    All lanes are merged by log time. Without LOG, the command reads from a server, which needs the grant audit. The
+    exit status is 2 if the log or the server cannot be read.
 
     Examples:
 
@@ -81,12 +65,10 @@ def audit(  # noqa: PLR0913, PLR0917 - each one is an option
         until_ms=parse_time_ms(until, "--until"),
     )
     show = encode_json_line if as_json else _format_line
-    if (log is None) == (url is None):
-        raise OncelogError("give either LOG or --url")
-    if url is not None:
-        asyncio.run(_print_remote(build_remote(url, token, token_file), wanted, follow, show))
+    if isinstance(source, Remote):
+        asyncio.run(_print_remote(source, wanted, follow, show))
         return
-    for found in _iterate_local(log or "", wanted, follow):
+    for found in _iterate_local(source, wanted, follow):
         write_lines([show(found)])
 
 
@@ -148,4 +130,4 @@ def _format_line(act: Act) -> bytes:
         act["target"] or "-",
         orjson.dumps(act["details"]).decode() if act["details"] else "",
     ]
-    return format_columns(columns)
+    return format_columns(columns, LINE_STYLES)

@@ -2,25 +2,24 @@
 
 import os
 import pwd
+import sys
 from pathlib import Path
 from typing import Annotated, Final
 
+import msgspec
 import typer
 
+from oncelog.cli.output import format_duration, format_utc, print_result
 from oncelog.cli.terminal import (
     EXIT_FOUND_NOTHING,
     AsJson,
     FileArgument,
     LogArgument,
     ProgressMeter,
-    format_duration,
-    format_utc,
     interrupt_on_sigterm,
-    parse_duration_ms,
-    parse_time_ms,
     print_message,
-    print_result,
 )
+from oncelog.cli.times import parse_duration_ms, parse_time_ms
 from oncelog.cli.verify import describe_damage
 from oncelog.errors import OncelogError
 from oncelog.file_modes import parse_file_mode
@@ -120,6 +119,7 @@ def backup(  # noqa: PLR0913, PLR0917 - the options of a command
     endpoint: Endpoint = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     file_mode: FileMode = "0600",
+    as_json: AsJson = False,
 ) -> None:
     """Back up a log, once into a file or continuously to a directory or bucket; or check a backup.
 
@@ -138,7 +138,7 @@ def backup(  # noqa: PLR0913, PLR0917 - the options of a command
     if check:
         if destination is not None:
             raise OncelogError("--check takes one argument, the backup: a file, file://DIR or s3://BUCKET/PREFIX")
-        _check_backup(file, endpoint, parse_duration_ms(max_age) if max_age else None, temp_dir)
+        _check_backup(file, endpoint, parse_duration_ms(max_age) if max_age else None, temp_dir, as_json)
         return
     if destination is None:
         raise OncelogError(
@@ -147,60 +147,68 @@ def backup(  # noqa: PLR0913, PLR0917 - the options of a command
     if not _is_url(destination):
         if once:
             raise OncelogError("--once is for a URL; a copy in a file is always made once")
-        _copy_log(file, destination, force=force, file_mode=file_mode)
+        _copy_log(file, destination, force=force, file_mode=file_mode, as_json=as_json)
         return
     _check_files(file)
     if force:
         raise OncelogError("--force is for a file. A URL keeps earlier backups of the log, and refuses other logs.")
     target = _parse_target(destination, endpoint)
     with interrupt_on_sigterm():
-        _replicate(file, target, parse_duration_ms(keep), None if once else parse_duration_ms(status_every))
+        status_every_ms = None if once else parse_duration_ms(status_every)
+        _replicate(file, target, parse_duration_ms(keep), status_every_ms, as_json)
 
 
-def _copy_log(file: str, destination: str, *, force: bool, file_mode: str) -> None:
+def _copy_log(file: str, destination: str, *, force: bool, file_mode: str, as_json: bool) -> None:
     _check_files(file, destination)
     mode = parse_file_mode(file_mode)
     with ProgressMeter() as meter:
         copied = backups.backup(file, destination, meter, force=force, file_mode=mode)
-    typer.echo(f"{copied.records} records, {copied.bytes} bytes in {destination} (epoch {copied.epoch})")
+    line = f"{copied.records} records, {copied.bytes} bytes in {destination} (epoch {copied.epoch})"
+    print_result(copied, [line], as_json)
 
 
-def _replicate(file: str, target: BackupTarget, keep_ms: int, status_every_ms: int | None) -> None:
+def _replicate(file: str, target: BackupTarget, keep_ms: int, status_every_ms: int | None, as_json: bool) -> None:
     """Replicate a log until the user interrupts the command, or only once if there is no status interval."""
     with ProgressMeter() as meter:
         replication = replicate(file, target, keep_ms, meter)
         with replication as running:
             if status_every_ms is not None:
-                typer.echo(f"Backing up {file} to {target.name}. Stop with Ctrl-C.")
-            _sync(file, target, running)
+                typer.echo(f"Backing up {file} to {target.name}. Stop with Ctrl-C.", err=as_json)
+            _sync(file, target, running, as_json)
             if status_every_ms is None:
                 return
             try:
                 while True:
                     running.wait(status_every_ms / 1000)
                     try:
-                        _sync(file, target, running)
+                        _sync(file, target, running, as_json)
                     except BackupError as error:
                         running.check()
                         print_message(f"{_format_now()}: {error} The newest commits are not backed up; trying again.")
             except KeyboardInterrupt:
-                typer.echo("Stopping after the newest commits are copied. Ctrl-C stops immediately.")
-                _sync(file, target, running)
+                typer.echo("Stopping after the newest commits are copied. Ctrl-C stops immediately.", err=as_json)
+                _sync(file, target, running, as_json)
 
 
-def _sync(file: str, target: BackupTarget, running: Replication) -> None:
+def _sync(file: str, target: BackupTarget, running: Replication, as_json: bool) -> None:
     """Wait until the target has all commits so far, and print their number."""
     state = read_state(file)
     running.sync()
-    newest = f", the newest of {format_utc(state.newest_ms)}" if state.records else ""
-    typer.echo(f"{_format_now()}: all {state.records} records are in {target.name}{newest}")
+    newest_ms = state.newest_ms if state.records else None
+    newest = "" if newest_ms is None else f", the newest of {format_utc(newest_ms)}"
+    line = f"{_format_now()}: all {state.records} records are in {target.name}{newest}"
+    fields = {"target": target.name, "records": state.records, "newest_ms": newest_ms}
+    print_result({**fields, "time_ms": SystemClock().wall_ms()}, [line], as_json)
+    sys.stdout.flush()
 
 
 def _format_now() -> str:
     return format_utc(SystemClock().wall_ms())
 
 
-def _check_backup(source: str, endpoint: str | None, age_max_ms: int | None, temp_dir: Path | None) -> None:
+def _check_backup(
+    source: str, endpoint: str | None, age_max_ms: int | None, temp_dir: Path | None, as_json: bool
+) -> None:
     target = _parse_target(source, endpoint) if _is_url(source) else None
     if target is None:
         _check_files(source)
@@ -210,20 +218,20 @@ def _check_backup(source: str, endpoint: str | None, age_max_ms: int | None, tem
         except InconsistencyError as error:
             print_message(str(error))
             raise typer.Exit(EXIT_FOUND_NOTHING) from None
+    is_whole = not isinstance(checked.finding, Inconsistency)
+    if as_json:
+        print_result({"ok": is_whole, **msgspec.structs.asdict(checked)}, (), as_json)
     if isinstance(checked.finding, Inconsistency):
         print_message(f"{source} is not a valid backup. The restored log is damaged:")
         for line in describe_damage(checked.finding):
             typer.echo(line, err=True)
         raise typer.Exit(EXIT_FOUND_NOTHING)
-    if checked.newest_ms is None:
-        typer.echo(f"ok: no records (epoch {checked.epoch}); the backup can be restored")
-        age_ms = 0
-    else:
+    age_ms, newest = 0, "the backup can be restored"
+    if checked.newest_ms is not None:
         age_ms = max(0, SystemClock().wall_ms() - checked.newest_ms)
-        typer.echo(
-            f"ok: {checked.records} records (epoch {checked.epoch}); the newest commit is "
-            f"{format_duration(age_ms)} old ({format_utc(checked.newest_ms)})"
-        )
+        newest = f"the newest commit is {format_duration(age_ms)} old ({format_utc(checked.newest_ms)})"
+    if not as_json:
+        typer.echo(f"ok: {checked.records or 'no'} records (epoch {checked.epoch}); {newest}")
     if age_max_ms is not None and age_ms > age_max_ms:
         print_message(
             f"the newest commit in {source} is {format_duration(age_ms)} old, and --max-age is "
@@ -260,6 +268,7 @@ def restore(  # noqa: PLR0913, PLR0917 - the options of a command
     above: Above = None,
     endpoint: Endpoint = None,
     file_mode: FileMode = "0600",
+    as_json: AsJson = False,
 ) -> None:
     """Restore a log from a backup, under a new epoch. Stop all programs that use the log first.
 
@@ -286,7 +295,7 @@ def restore(  # noqa: PLR0913, PLR0917 - the options of a command
             restored = backups.restore(
                 backup, file, meter, force=force, full=full, above=above, file_mode=mode, operator=operator
             )
-        newest = ""
+        newest_ms = None
     else:
         _check_files(file)
         if at_ms is not None and at_ms > SystemClock().wall_ms():
@@ -305,10 +314,9 @@ def restore(  # noqa: PLR0913, PLR0917 - the options of a command
                 file_mode=mode,
                 operator=operator,
             )
-        newest = f"newest restored commit: {format_utc(newest_ms)}"
     lines = [
         f"{restored.records} records, {restored.bytes} bytes in {file}",
-        newest,
+        "" if newest_ms is None else f"newest restored commit: {format_utc(newest_ms)}",
         "" if restored.kept is None else f"the previous log is kept as {restored.kept}",
         f"old epoch: {restored.old_epoch}",
         f"new epoch: {restored.new_epoch}",
@@ -319,7 +327,7 @@ def restore(  # noqa: PLR0913, PLR0917 - the options of a command
             "from 0. Writers can safely retry writes whose outcome is unknown, with the same keys."
         ),
     ]
-    typer.echo("\n".join(filter(None, lines)))
+    print_result({**msgspec.structs.asdict(restored), "newest_ms": newest_ms}, filter(None, lines), as_json)
 
 
 def epoch(

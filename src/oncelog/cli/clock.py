@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, LogArgument, format_utc, print_result
+from oncelog.cli.output import format_utc, print_result
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, LogArgument
 from oncelog.errors import ClockJumpedError
 from oncelog.storage.clock import JUMP_MS_MAX
 from oncelog.storage.inspect.factory import create_inspector

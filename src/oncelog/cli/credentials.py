@@ -1,20 +1,14 @@
 """`oncelog token` and `oncelog apikey`: create and manage the credentials of a server's clients."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import typer
 
 from oncelog.cli.files import get_secret_check
-from oncelog.cli.terminal import (
-    EXIT_FOUND_NOTHING,
-    AsJson,
-    CommandGroup,
-    format_utc,
-    parse_duration_ms,
-    print_message,
-    print_result,
-)
+from oncelog.cli.output import format_table, format_utc, print_result
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, CommandGroup, print_message
+from oncelog.cli.times import parse_duration_ms
 from oncelog.server.auth.api_keys import ApiKey, ApiKeys
 from oncelog.server.auth.principal import Grants, parse_grants
 from oncelog.storage.clock import SystemClock
@@ -52,6 +46,7 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
     kid: Annotated[
         str | None, typer.Option(help="The token's `kid`; it also selects the key in a key set (JWKS).")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print a signed token for development and tests. Grant options may be repeated.
 
@@ -62,19 +57,20 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
     from oncelog.server.auth.tokens import issue_token  # noqa: PLC0415
 
     now_ms = SystemClock().wall_ms()
+    expires_ms = now_ms + parse_duration_ms(expires)
     grants = parse_grants(read or [], write or [], audit or [])
     token = issue_token(
         load_signing_key(key, alg, kid, get_secret_check()),
         subject=sub,
         grants=grants,
         issued_ms=now_ms,
-        expires_ms=now_ms + parse_duration_ms(expires),
+        expires_ms=expires_ms,
         client_id=client_id,
         iss=issuer,
         aud=audience,
     )
     _warn_without_grants(grants, "token")
-    typer.echo(token)
+    print_result({"token": token, "expires_ms": expires_ms}, [token], as_json)
 
 
 def _warn_without_grants(grants: Grants, credential: str) -> None:
@@ -91,6 +87,7 @@ apikey_app = CommandGroup(
     ),
 )
 
+HEADINGS: Final = ("id", "client", "name", "created", "state", "grants")
 KeysFile = Annotated[str, typer.Argument(help="File with the keys.", metavar="KEYS-FILE", show_default=False)]
 
 
@@ -133,13 +130,14 @@ def list_(file: KeysFile, as_json: AsJson = False) -> None:
     Example:  oncelog apikey list keys.json
     """
     keys = _open_keys(file).list()
-    print_result([_to_json(key) for key in keys], map(_format_key, keys), as_json)
+    print_result([_to_json(key) for key in keys], format_table(HEADINGS, map(_list_cells, keys)), as_json)
 
 
 @apikey_app.command()
 def revoke(
     file: KeysFile,
     id: Annotated[str, typer.Argument(help="The key's id, as printed by `list`.", metavar="ID", show_default=False)],  # noqa: A002
+    as_json: AsJson = False,
 ) -> None:
     """Revoke a key permanently and keep its entry. The exit status is 1 if the file does not have the key.
 
@@ -149,13 +147,12 @@ def revoke(
     """
     key = _open_keys(file).revoke(id)
     if key is None:
-        typer.echo(f"no such key: {id}", err=True)
+        print_message(f"{file} has no key {id!r}; `oncelog apikey list` prints the ids")
         raise typer.Exit(EXIT_FOUND_NOTHING)
-    typer.echo(_format_key(key))
-    typer.echo(
-        "Servers that use this file refuse the key and close its connections within about a second; "
-        "servers with a copy of the file do so once the copy is replaced.",
-        err=True,
+    print_result(_to_json(key), format_table(HEADINGS, [_list_cells(key)]), as_json)
+    print_message(
+        "servers that use this file refuse the key and close its connections within about a second; "
+        "servers with a copy of the file do so once the copy is replaced"
     )
 
 
@@ -167,7 +164,7 @@ def _to_json(key: ApiKey) -> dict[str, Any]:
     return {**msgspec.structs.asdict(key), "grants": key.grants.to_claim()}
 
 
-def _format_key(key: ApiKey) -> str:
+def _list_cells(key: ApiKey) -> tuple[str, ...]:
     grants = key.grants.to_claim()
     if key.revoked_ms is not None:
         state = f"revoked {format_utc(key.revoked_ms)}"
@@ -177,4 +174,4 @@ def _format_key(key: ApiKey) -> str:
     else:
         state = "active"
     rights = "; ".join(f"{right} {', '.join(map(repr, texts)) or 'nothing'}" for right, texts in grants.items())
-    return f"{key.id}  client {key.client_id!r}, {key.name!r}, created {format_utc(key.created_ms)}, {state}; {rights}"
+    return key.id, key.client_id, key.name, format_utc(key.created_ms), state, rights

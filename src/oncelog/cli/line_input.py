@@ -38,18 +38,22 @@ async def read_batches(
     parse: Callable[[bytes, int], Iterable[Item]],
     items_max: int,
     finish: Callable[[], Iterable[Item]] = tuple,
+    *,
+    content: str,
 ) -> AsyncIterator[list[Item]]:
     """Yield the items of lines in batches as they arrive. `parse` is called with each line and its number.
 
     At the end of the input, `finish` returns the items that `parse` has held back.
 
     A batch is yielded before it is full if no further input is available, because a user may be typing. Items before a
-    malformed line are yielded before its error is raised.
+    malformed line are yielded before its error is raised. `content` is the content of a line, such as "event". Raises
+    OncelogError if the input contains none.
     """
     chunks, free_slots = _start_reader(descriptor)
     items: list[Item] = []
     error: OncelogError | None = None
     rest, number, chunk = b"", 0, b"first"
+    is_empty = True
     while chunk and error is None:
         chunk = await chunks.get()
         free_slots.release()
@@ -65,12 +69,15 @@ async def read_batches(
             items += () if chunk else finish()
         except OncelogError as found:
             error = found
+        is_empty = is_empty and not items
         if len(items) >= items_max or chunks.empty() or error is not None:
             for batch in split_batches(items, items_max):
                 yield batch
             items = []
     if error is not None:
         raise error
+    if is_empty:
+        raise OncelogError(f"the input contains no {content}; nothing was sent")
 
 
 def _start_reader(descriptor: int) -> tuple[asyncio.Queue[bytes], threading.Semaphore]:

@@ -15,20 +15,20 @@ import msgspec
 import typer
 from msgspec import Struct
 
+from oncelog.cli.output import print_result
 from oncelog.cli.remote import (
     ClientId,
     EventsConnection,
     GaveUpError,
-    Remote,
     Retrier,
     choose_client_id,
     connect,
     decode_refusal,
     open_client,
     translate_decode_errors,
-    uses_server,
 )
-from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, print_result
+from oncelog.cli.server_options import Remote, uses_server
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson
 from oncelog.client.events.codec import Envelope, decode_results, encode_message
 from oncelog.client.runtime.backoff import run_until_first_ends
 from oncelog.client.runtime.http import HttpClient

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from oncelog.cli.terminal import ProgressMeter, interrupt_on_sigterm
+from oncelog.cli.output import print_result
+from oncelog.cli.terminal import AsJson, ProgressMeter, interrupt_on_sigterm, print_message
 from oncelog.errors import SettingsError, StoreUnavailableError
 from oncelog.storage.address import import_with_driver, is_address, redact_address
 
@@ -19,6 +20,7 @@ def move(
             help="Address of a database without a log: postgresql://…", metavar="TARGET", show_default=False
         ),
     ],
+    as_json: AsJson = False,
 ) -> None:
     """Move a log from a file into a PostgreSQL database, with everything in it: epoch, positions, keys, cursors.
 
@@ -35,15 +37,17 @@ def move(
         with interrupt_on_sigterm(), ProgressMeter() as meter:
             outcome = moving.migrate_log(source, target, meter)
     except KeyboardInterrupt:
-        typer.echo(f"oncelog: interrupted. {_RESUME_HINT}", err=True)
+        print_message(f"interrupted. {_RESUME_HINT}")
         raise
     except StoreUnavailableError as error:
         raise StoreUnavailableError(f"{error}. {_RESUME_HINT}") from error.__cause__
     where = f"{redact_address(target)} (epoch {outcome.epoch})"
-    if not outcome.is_new:
-        typer.echo(f"{source} has already been moved to {where}")
-        return
-    typer.echo(f"{outcome.records} records in {outcome.lanes} lanes moved from {source} to {where}")
-    typer.echo(f"{source} can still be read, but accepts no more writes: open {redact_address(target)}")
-    if outcome.tables_left:
-        typer.echo(f"other tables remain in {source}: {', '.join(outcome.tables_left)}")
+    lines = [f"{source} has already been moved to {where}"]
+    if outcome.is_new:
+        lines = [
+            f"{outcome.records} records in {outcome.lanes} lanes moved from {source} to {where}",
+            f"{source} can still be read, but accepts no more writes: open {redact_address(target)}",
+        ]
+        if outcome.tables_left:
+            lines.append(f"other tables remain in {source}: {', '.join(outcome.tables_left)}")
+    print_result(outcome, lines, as_json)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from oncelog.cli.files import open_input, write_new_file
+from oncelog.cli.output import print_result
 from oncelog.cli.record_lookup import (
     AsText,
     ClientOption,
@@ -67,6 +68,7 @@ def proof(  # noqa: PLR0913 - each is an option
         Path | None,
         typer.Option("--head", help="With --check: a head that `oncelog head` printed.", dir_okay=False, exists=True),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --check: print JSON. A proof always is JSON.")] = False,
 ) -> None:
     """Print the proof that a record is in a log, as a JSON document, or check such a document.
 
@@ -85,7 +87,7 @@ def proof(  # noqa: PLR0913 - each is an option
     if check is not None:
         proof_options = {"LOG": log, "--lane": lane, "--position": position, "--output": output}
         _check_not_given({**proof_options, **options.to_flags()}, "--check")
-        _check_document(check, block_hash, head)
+        _check_document(check, block_hash, head, as_json)
         return
     _check_not_given({"--block-hash": block_hash, "--head": head}, "a log: it needs --check")
     if log is None:
@@ -150,7 +152,7 @@ def _encode_proof(record: Record, view: LogView) -> bytes:
 # --- checking a document -----------------------------------------------------------------------------
 
 
-def _check_document(file: str, block_hash: str | None, head: Path | None) -> None:
+def _check_document(file: str, block_hash: str | None, head: Path | None, as_json: bool) -> None:
     if block_hash is not None and head is not None:
         raise OncelogError("--block-hash cannot be combined with --head: each identifies the expected block.")
     expected_hash = None if block_hash is None else _parse_hash(block_hash)
@@ -167,8 +169,18 @@ def _check_document(file: str, block_hash: str | None, head: Path | None) -> Non
         if result.is_valid
         else ["not proven:", *(f"- {finding}" for finding in result.findings)]
     )
-    typer.echo("\n".join(lines))
-    if not result.is_valid or (exported is not None and trusted_hash is None):
+    is_proven = result.is_valid and (exported is None or trusted_hash is not None)
+    fields = {
+        "ok": is_proven,
+        "findings": result.findings,
+        "erased": result.is_erased,
+        "lane": document.record.lane,
+        "position": document.record.position,
+        "block_hash": document.block.hash,
+        "comparison": comparison,
+    }
+    print_result(fields, lines, as_json)
+    if not is_proven:
         raise typer.Exit(EXIT_FOUND_NOTHING)
 
 

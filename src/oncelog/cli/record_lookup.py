@@ -11,7 +11,8 @@ import msgspec
 import typer
 from msgspec import Struct
 
-from oncelog.cli.terminal import ProgressMeter, escape_unprintable, format_utc
+from oncelog.cli.output import escape_unprintable, format_label, format_utc
+from oncelog.cli.terminal import ProgressMeter
 from oncelog.core.chat import parse_message_id
 from oncelog.core.internal_records import Gap, find_gap, find_last_eviction, is_internal
 from oncelog.core.policy import CHAT, FOLD_POLICY, INTERNAL_POLICIES, LEDGER, RESTORE_POLICY, Forget, Policy
@@ -30,6 +31,8 @@ from oncelog.storage.queries.records import find_block, find_record, load_gaps, 
 from oncelog.storage.verify.side_state import decode_policies
 
 MESSAGE_PREFIX: Final = "msg_"
+LABEL_WIDTH: Final = 16
+"""Width of the labels in front of the fields of a record."""
 _PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,15})", re.ASCII)
 _HEX: Final = re.compile(r"([0-9a-fA-F]{2})+")
 
@@ -344,4 +347,4 @@ def format_fields(
         ("partitions", ", ".join(record.partitions)),
         *more,
     ]
-    return [f"{name + ':' if name else '':<16}{escape_unprintable(value)}" for name, value in fields if value]
+    return [format_label(name, LABEL_WIDTH) + escape_unprintable(value) for name, value in fields if value]

@@ -1,4 +1,4 @@
-"""Options, connections and retries of the commands that use a server.
+"""Connections, answers and retries of the commands that use a server.
 
 A request or a connection fails with one of two errors: `LostError` if the connection was lost, after which the command
 may resend the same request, or `ServerRefusedError` with the server's reason.
@@ -11,9 +11,6 @@ import stat
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from functools import wraps
-from importlib.util import find_spec
-from inspect import Parameter, signature
 from typing import Annotated, Any, Final, TypeVar
 from uuid import uuid4
 
@@ -22,7 +19,7 @@ import typer
 from msgspec import Raw, Struct, defstruct
 from msgspec.json import Decoder
 
-from oncelog.cli.files import read_token_file
+from oncelog.cli.server_options import Remote
 from oncelog.cli.terminal import EXIT_CANNOT_READ, print_message
 from oncelog.client.events import codec
 from oncelog.client.events.codec import Envelope
@@ -31,7 +28,6 @@ from oncelog.client.runtime.http import (
     EVENTS_PATH,
     HttpClient,
     WebSocket,
-    normalize_url,
     translate_errors,
 )
 from oncelog.client.runtime.values import LIMIT_MAX, MIB, BaseLimits, ConnectionLimits
@@ -40,28 +36,15 @@ from oncelog.error_codes import AUTH_FAILED, HISTORY_CHANGED
 from oncelog.error_translation import translate_raised
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
 
-DEFAULT_URL: Final = "http://127.0.0.1:7171"
-TOKEN_VARIABLE: Final = "ONCELOG_TOKEN"  # noqa: S105 - its name
 CONNECT_TIMEOUT_S: Final = 10.0
 HEARTBEAT_MS: Final = 30_000
 MESSAGE_BYTES_MAX: Final = 1024 * MIB
 """Larger than any page, because the server limits its pages."""
-TOKEN_FILE_BYTES_MAX: Final = 64 * 1024
 _CONNECT_ID: Final = "connect"
 PAUSE_LIMITS: Final = BaseLimits(pause_ms_min=100, pause_ms_max=5000, retry_after_ms_max=LIMIT_MAX)
 """Commands wait as long as the server requests, or give up immediately if that exceeds their deadline."""
 T = TypeVar("T")
 
-Url = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
-Token = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TOKEN", help="A token or API key. Other users can see it while the command runs: prefer a file."
-    ),
-]
-TokenFile = Annotated[
-    str | None, typer.Option(metavar="FILE", help="A file with the token. Without both options, ONCELOG_TOKEN is used.")
-]
 Partitions = Annotated[
     list[str] | None, typer.Option("--partition", metavar="NAME", help="A partition; may be repeated.")
 ]
@@ -73,57 +56,6 @@ AsJsonLines = Annotated[
     bool | None,
     typer.Option("--json/--pretty", help="One JSON object per line, or readable lines (the default on a terminal)."),
 ]
-
-_SERVER_PARAMETERS: Final = (
-    Parameter("url", Parameter.KEYWORD_ONLY, default=DEFAULT_URL, annotation=Url),
-    Parameter("token", Parameter.KEYWORD_ONLY, default=None, annotation=Token),
-    Parameter("token_file", Parameter.KEYWORD_ONLY, default=None, annotation=TokenFile),
-)
-
-
-class Remote(Struct, frozen=True):
-    """A server and the token for it."""
-
-    url: str
-    token: str | None = None
-
-    def __repr__(self) -> str:
-        return f"Remote({self.url!r})"
-
-
-def build_remote(url: str, token: str | None, token_file: str | None) -> Remote:
-    """Build the `Remote` from a command's options. Raises OncelogError for invalid options."""
-    if find_spec("aiohttp") is None:
-        raise OncelogError("this command needs aiohttp: pip install 'oncelog[server]'")
-    return Remote(normalize_url(url, "--url"), _load_credential(token, token_file))
-
-
-def uses_server(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `remote` of a command with the options for a server and its token."""
-
-    @wraps(command)
-    def run(url: str, token: str | None, token_file: str | None, **arguments: Any) -> None:
-        command(remote=build_remote(url, token, token_file), **arguments)
-
-    declared = signature(command, eval_str=True)
-    parameters: list[Parameter] = []
-    for parameter in declared.parameters.values():
-        parameters += _SERVER_PARAMETERS if parameter.name == "remote" else [parameter]
-    run.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined] # Typer reads it
-    return run
-
-
-def _load_credential(token: str | None, token_file: str | None) -> str | None:
-    if token is not None and token_file is not None:
-        raise OncelogError("--token cannot be combined with --token-file")
-    if token_file is not None:
-        token = read_token_file(token_file, TOKEN_FILE_BYTES_MAX)
-    elif token is None:
-        token = os.environ.get(TOKEN_VARIABLE)
-    token = None if token is None else token.strip()
-    if token and not (token.isascii() and token.isprintable()):
-        raise OncelogError("the token has invalid characters")
-    return token or None
 
 
 def check_text(text: str, option: str) -> str:

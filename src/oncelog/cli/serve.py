@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import typer
 
-from oncelog.cli.remote import DEFAULT_URL, TOKEN_VARIABLE
+from oncelog.cli.server_options import CLIENT_VARIABLES, DEFAULT_URL
 from oncelog.cli.terminal import EXIT_INTERRUPTED, discard_output
 from oncelog.errors import OncelogError, SettingsError
 from oncelog.storage.address import redact_address
@@ -86,8 +86,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options of a command
         raise OncelogError(f"the server needs {error.name}: pip install 'oncelog[server]'") from error
     flags = {"store": store, "host": host, "port": port, "development": development, "read_only": read_only}
     overrides = {name: _format_value(value) for name, value in flags.items() if value is not None}
-    # The token variable is for clients and is not a server setting.
-    environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    environment = {name: value for name, value in os.environ.items() if name not in CLIENT_VARIABLES}
     flag_settings = {**overrides, **dict(map(_parse_pair, set_ or []))}
     settings = load(config, environment, flag_settings)
     log_format.configure(settings.log.level, settings.log.format)

@@ -1,100 +1,96 @@
 """`oncelog stats`: print figures of a log, without counting its records."""
 
-from typing import Any
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
 
 import msgspec
 
-from oncelog.cli.terminal import AsJson, LogArgument, format_record_counts, format_utc, print_result
-from oncelog.core.policy import LEDGER
-from oncelog.storage.inspect.factory import create_inspector
-from oncelog.storage.inspect.inspector import LogView
-from oncelog.storage.metadata import count_blocks, count_records
-from oncelog.storage.queries.records import count_audit_records, count_erasures, list_consumers, load_gaps, load_heads
-from oncelog.storage.queries.tenants import load_usage
-from oncelog.storage.verify.side_state import decode_policies
+from oncelog.cli.output import (
+    escape_unprintable,
+    format_label,
+    format_record_counts,
+    format_table,
+    format_utc,
+    print_result,
+)
+from oncelog.cli.remote import open_client, translate_decode_errors
+from oncelog.cli.server_options import Remote, reads_log_or_server
+from oncelog.cli.terminal import AsJson
+from oncelog.storage.figures import LogFigures, read_figures
+
+LABEL_WIDTH: Final = 11
 
 
-def stats(log: LogArgument, as_json: AsJson = False) -> None:
+@reads_log_or_server
+def stats(source: str | Remote, *, as_json: AsJson = False) -> None:
     """Print the settings, lane heads, policies, consumers, tenants and sizes of a log.
 
-    Example:  oncelog stats orders.db --json
+    Without LOG, the command reads from a server, which needs the grant to read oncelog/metrics. The exit status is 2 if
+    the log or the server cannot be read.
 
-    Example:  oncelog stats postgresql://oncelog@db.example.org/orders
+    Examples:
+
+      oncelog stats orders.db --json
+
+      oncelog stats postgresql://oncelog@db.example.org/orders
+
+      oncelog stats --profile production
     """
-    with create_inspector(log).open_view() as view:
-        figures = _collect_figures(view)
+    figures = asyncio.run(_fetch_figures(source)) if isinstance(source, Remote) else read_figures(source)
     print_result(figures, _format_figures(figures), as_json)
 
 
-def _collect_figures(view: LogView) -> dict[str, Any]:
-    ledger = decode_policies(view.iterate_rows("policies")).get(LEDGER.name, LEDGER)
-    metadata, heads, gaps = view.metadata, view.run_query(load_heads), view.run_query(load_gaps)
-    return {
-        "epoch": metadata.epoch,
-        "schema": metadata.schema_version,
-        "created_ms": metadata.created_ms,
-        "settings": {**msgspec.structs.asdict(metadata.settings), "ledger_ttl_ms": ledger.retention.ttl_ms},
-        "records": count_records(heads, gaps),
-        "restore_records": sum(len(lane_gaps.positions) for lane_gaps in gaps.values()),
-        "audit_records": view.run_query(count_audit_records),
-        "blocks": count_blocks(heads, gaps),
-        "lanes": [
-            {"lane": lane, "position": head.position, "height": head.height, "log_time_ms": head.log_time_ms}
-            for lane, head in heads.items()
-        ],
-        "policies": [name for name, _ in view.iterate_rows("policies")],
-        "consumers": [msgspec.structs.asdict(consumer) for consumer in view.run_query(list_consumers)],
-        "erasures": view.run_query(count_erasures),
-        "tenants": [
-            {**msgspec.structs.asdict(tenant), "bytes": usage.bytes, "records": usage.records}
-            for tenant, usage in view.run_query(load_usage)
-        ],
-        **view.get_sizes(),
-    }
+async def _fetch_figures(remote: Remote) -> LogFigures:
+    async with open_client(remote) as client:
+        answer = await client.send("GET", "/v1/stats")
+    with translate_decode_errors(remote):
+        return msgspec.json.decode(answer, type=LogFigures)
 
 
-def _format_figures(figures: dict[str, Any]) -> list[str]:
-    settings = figures["settings"]
-    records = format_record_counts(figures["records"], figures["restore_records"], figures["audit_records"])
+def _format_figures(figures: LogFigures) -> list[str]:
+    settings = figures.settings
+    records = format_record_counts(figures.records, figures.restore_records, figures.audit_records)
+    fields = [
+        ("epoch", f"{figures.epoch}, schema {figures.schema}, created {format_utc(figures.created_ms)}"),
+        ("records", f"{records} in {figures.blocks} blocks, {figures.erasures} erasures"),
+        ("streams", f"{settings.get('lanes')} lanes, evictions every {settings.get('eviction_interval')} positions"),
+        ("ledger", f"clients and keys are forgotten after {settings.get('ledger_ttl_ms')} ms"),
+        ("policies", ", ".join(figures.policies) or "none"),
+        *_list_size_fields(figures),
+    ]
+    lanes = [(lane.lane, lane.position, lane.height, format_utc(lane.log_time_ms)) for lane in figures.lanes]
+    consumers = [(one.name, one.scope or "lane 0", one.cursor, one.lag) for one in figures.consumers]
+    tenants = [
+        (
+            tenant.prefix,
+            tenant.bytes,
+            tenant.bytes_max or "-",
+            tenant.records,
+            tenant.records_max or "-",
+            tenant.new_writes_per_second_max or "-",
+        )
+        for tenant in figures.tenants
+    ]
     return [
-        f"epoch {figures['epoch']}, schema {figures['schema']}, created {format_utc(figures['created_ms'])}",
-        f"streams over {settings['lanes']} lanes, evictions every {settings['eviction_interval']} positions",
-        f"ledger clients and keys are forgotten after {settings['ledger_ttl_ms']} ms",
-        f"{records} in {figures['blocks']} blocks, {figures['erasures']} erasures",
-        *(
-            f"  lane {lane['lane']}: position {lane['position']}, height {lane['height']}, "
-            f"{format_utc(lane['log_time_ms'])}"
-            for lane in figures["lanes"]
-        ),
-        f"policies: {', '.join(figures['policies']) or 'none'}",
-        *(
-            f"  consumer {consumer['name']!r} of {consumer['scope'] or 'lane 0'}: "
-            f"at {consumer['cursor']}, {consumer['lag']} behind"
-            for consumer in figures["consumers"]
-        ),
-        *map(_format_tenant, figures["tenants"]),
-        *(_format_database(figures) if "tables" in figures else _format_file(figures)),
+        *(format_label(name, LABEL_WIDTH) + escape_unprintable(value) for name, value in fields),
+        *_format_section(("lane", "position", "height", "log time"), lanes),
+        *_format_section(("consumer", "stream", "cursor", "lag"), consumers),
+        *_format_section(("tenant", "bytes", "bytes max", "records", "records max", "new writes/s max"), tenants),
+        *_format_section(("table", "bytes"), list((figures.tables or {}).items())),
     ]
 
 
-def _format_tenant(tenant: dict[str, Any]) -> str:
-    limits = {name: tenant[f"{name}_max"] for name in ("bytes", "records")}
-    has = ", ".join(f"{tenant[name]} {name}{f' of {limit}' if limit else ''}" for name, limit in limits.items())
-    per_second = tenant["new_writes_per_second_max"]
-    return f"  tenant {tenant['prefix']!r}: {has}{f', {per_second} new writes a second' if per_second else ''}"
+def _list_size_fields(figures: LogFigures) -> list[tuple[str, str]]:
+    if figures.server is not None:
+        return [("database", f"PostgreSQL {figures.server}: {figures.bytes} bytes, with indexes")]
+    keys, fields = figures.keys, [("file", f"{figures.bytes} bytes, write-ahead log: {figures.wal_bytes} bytes")]
+    if keys is None:
+        return fields
+    segments = ", ".join(f"{count} of level {level}" for level, count in keys.segments.items()) or "none"
+    return [("keys", f"{keys.hot} hot, {keys.sealed} sealed; segments: {segments}"), *fields]
 
 
-def _format_file(figures: dict[str, Any]) -> list[str]:
-    keys = figures["keys"]
-    segments = ", ".join(f"{count} of level {level}" for level, count in keys["segments"].items()) or "none"
-    return [
-        f"keys: {keys['hot']} hot, {keys['sealed']} sealed; segments: {segments}",
-        f"file: {figures['bytes']} bytes, write-ahead log: {figures['wal_bytes']} bytes",
-    ]
-
-
-def _format_database(figures: dict[str, Any]) -> list[str]:
-    return [
-        f"PostgreSQL {figures['server']}: {figures['bytes']} bytes, with indexes",
-        *(f"  {name}: {size} bytes" for name, size in figures["tables"].items()),
-    ]
+def _format_section(headings: tuple[str, ...], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Return a table after an empty line, or nothing if the table has no rows."""
+    return ["", *format_table(headings, rows)] if rows else []

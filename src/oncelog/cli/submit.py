@@ -20,14 +20,13 @@ from oncelog.cli.remote import (
     ClientId,
     GaveUpError,
     Partitions,
-    Remote,
     Retrier,
     check_text,
     decode_results,
     open_client,
     report_early_end,
-    uses_server,
 )
+from oncelog.cli.server_options import Remote, uses_server
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, ProgressMeter, print_message
 from oncelog.client.events.codec import SubmitResult
 from oncelog.client.runtime.http import EVENTS_PATH
@@ -79,7 +78,7 @@ def submit(  # noqa: PLR0913 - each one is an option
                 "--id and --expected-committed-id are for a single event; put them in the input lines instead"
             )
         with open_input(STANDARD_INPUT, "event") as source:
-            batches = read_batches(source.fileno(), reader.parse, batch)
+            batches = read_batches(source.fileno(), reader.parse, batch, content="event")
     else:
         batches = _yield_batch(reader.parse(os.fsencode(event), 0, id, expected_committed_id))
     own_id = None if client_id is None else check_text(client_id, "--client-id")

@@ -10,13 +10,13 @@ import msgspec
 import typer
 from msgspec import Raw, Struct
 
+from oncelog.cli.output import Style, format_columns
 from oncelog.cli.remote import (
     AsJsonLines,
     ClientId,
     CursorPrinter,
     EventsConnection,
     Partitions,
-    Remote,
     Retrier,
     check_text,
     choose_client_id,
@@ -24,14 +24,14 @@ from oncelog.cli.remote import (
     open_client,
     run_while_output_open,
     translate_decode_errors,
-    uses_server,
 )
-from oncelog.cli.terminal import format_columns
+from oncelog.cli.server_options import Remote, uses_server
 from oncelog.client.events.codec import encode_sync
 from oncelog.errors import OncelogError, ServerRefusedError
 
 PAGE_EVENTS: Final = 500
 NOW: Final = "now"
+LINE_STYLES: Final[Sequence[Style]] = ("dim", "dim", "", "", "heading")
 _SYNC_ID: Final = "sync"
 
 
@@ -157,4 +157,6 @@ def _format_line(raw: Raw) -> bytes:
     if event.event is not None:
         kind = str(msgspec.json.decode(event.event.pop("type", Raw(b'""'))))
         rest = msgspec.json.encode(event.event).decode()
-    return format_columns([str(event.committed_id), time, event.actor, ",".join(event.partitions), kind, rest])
+    return format_columns(
+        [str(event.committed_id), time, event.actor, ",".join(event.partitions), kind, rest], LINE_STYLES
+    )

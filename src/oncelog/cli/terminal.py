@@ -1,24 +1,22 @@
-"""Output, exit statuses and progress of all commands."""
+"""Exit statuses, errors, signals and progress of all commands."""
 
 import errno
 import os
-import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import UTC, datetime, timedelta
 from types import FrameType
 from typing import Annotated, Any, Final, TextIO, TypeVar
 
-import msgspec
-import orjson
 import typer
 
+from oncelog.cli.output import uses_color
 from oncelog.errors import OncelogError, StoreUnavailableError
 from oncelog.storage.verify.findings import StepProgress
 
+EXIT_OK: Final = 0
 EXIT_FOUND_NOTHING: Final = 1
 EXIT_CANNOT_READ: Final = 2
 EXIT_AMBIGUOUS: Final = 3
@@ -26,19 +24,30 @@ EXIT_IO_ERROR: Final = 74
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 """Exit status of a program killed by SIGPIPE. Not 0, because the reader may have missed output."""
+EXIT_STATUSES: Final = {
+    EXIT_OK: "the command succeeded",
+    EXIT_FOUND_NOTHING: "the command ran, and its result is negative: not found, not consistent, or not accepted",
+    EXIT_CANNOT_READ: "the command could not run: wrong arguments or input, or a log or server that cannot be used",
+    EXIT_AMBIGUOUS: "show, proof: several writes have the key",
+    EXIT_IO_ERROR: "the output or the disk failed",
+    EXIT_INTERRUPTED: "interrupted",
+    EXIT_BROKEN_PIPE: "the reader of the output has exited",
+}
+"""Exit statuses of all commands, for `oncelog --help`. docs/reference/cli.md explains them."""
 _DISK_ERROR_NAMES: Final = ("SQLITE_FULL", "SQLITE_IOERR")
 _DISK_ERROR_NUMBERS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_DURATION: Final = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
-_UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 FileArgument = Annotated[str, typer.Argument(help="The log: a file.", metavar="FILE", show_default=False)]
 LogArgument = Annotated[
     str, typer.Argument(help="The log: a file, or postgresql://…", metavar="LOG", show_default=False)
 ]
+EPILOG: Final = "\n\n".join(
+    ["Exit statuses:", *(f"{status:>3}  {meaning}" for status, meaning in EXIT_STATUSES.items())]
+)
 Command = TypeVar("Command", bound=Callable[..., Any])
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AlwaysJson = Annotated[bool, typer.Option("--json", help="Print JSON. This command prints nothing else.")]
+"""For commands whose only format is JSON, so that programs can pass --json to every command."""
 
 
 class CommandGroup(typer.Typer):
@@ -125,110 +134,10 @@ def _is_disk_error(error: OncelogError) -> bool:
 def print_message(sentence: str) -> None:
     """Print a message to standard error. If standard error is closed, only the exit status reports the problem."""
     try:
-        typer.echo(f"oncelog: {sentence}", err=True)
+        name = typer.style("oncelog:", bold=True) if uses_color(sys.stderr) else "oncelog:"
+        typer.echo(f"{name} {sentence}", err=True)
     except OSError:
         discard_output(sys.stderr)
-
-
-def escape_unprintable(text: str) -> str:
-    """Escape all unprintable characters, which could control the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(character if character.isprintable() else f"\\u{ord(character):04x}" for character in text)
-
-
-def format_record_counts(records: int, restore_records: int, audit_records: int) -> str:
-    """Format a record count. Internal records are listed separately, because users count only their own writes."""
-    internal = [
-        f"{count} {kind} records" for count, kind in ((restore_records, "restore"), (audit_records, "audit")) if count
-    ]
-    return " and ".join([f"{records - restore_records - audit_records} records", *internal])
-
-
-def encode_json_line(value: Any) -> bytes:
-    """Encode an object as JSON, with a line feed."""
-    return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def write_lines(lines: Iterable[bytes]) -> None:
-    """Write lines, which include their line feeds, to standard output and flush it."""
-    sys.stdout.buffer.writelines(lines)
-    sys.stdout.buffer.flush()
-
-
-def format_columns(columns: Iterable[str]) -> bytes:
-    """Format columns as a line for human readers, with control characters escaped."""
-    return (escape_unprintable("  ".join(columns)).rstrip() + "\n").encode()
-
-
-def print_result(value: Any, lines: Iterable[str], as_json: bool) -> None:
-    """Print a command's result, as JSON on one line for programs or as lines for human readers.
-
-    In JSON, structs become objects.
-    """
-    if as_json:
-        typer.echo(orjson.dumps(value, default=msgspec.to_builtins).decode())
-        return
-    for line in lines:
-        typer.echo(line)
-
-
-def format_utc(time_ms: int, separator: str = " ", zone: str = " UTC") -> str:
-    """Format milliseconds since 1970 as a UTC time, or as a number if the time is outside the calendar."""
-    try:
-        moment = _EPOCH + timedelta(milliseconds=time_ms)
-    except OverflowError:
-        return f"{time_ms} ms"
-    return moment.isoformat(sep=separator, timespec="milliseconds").replace("+00:00", zone)
-
-
-def parse_utc_ms(text: str) -> int | None:
-    """Parse an ISO 8601 time, UTC if it has no offset, into milliseconds since 1970. Return None if it is malformed."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
-
-
-def find_duration_ms(text: str) -> int | None:
-    """Parse a duration such as `15m` or `30d` into milliseconds. Return None if the text is not a duration."""
-    parts = _DURATION.fullmatch(text)
-    return None if parts is None else int(parts[1]) * _UNIT_MS[parts[2]]
-
-
-def parse_duration_ms(text: str) -> int:
-    """Like `find_duration_ms`, but raises OncelogError if the text is not a duration."""
-    duration_ms = find_duration_ms(text)
-    if duration_ms is None:
-        raise OncelogError(f"{text!r} is not a duration: write a number and s, m, h or d")
-    return duration_ms
-
-
-def format_duration(duration_ms: int) -> str:
-    """Format a duration with its two largest units: `3 d 4 h`, `2 min 5 s`, `0 s`."""
-    seconds = duration_ms // 1000
-    parts = []
-    for name, unit_s in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, seconds = divmod(seconds, unit_s)
-        parts.append((count, name))
-    first = next((index for index, (count, _) in enumerate(parts) if count), len(parts) - 1)
-    return " ".join(f"{count} {name}" for count, name in parts[first : first + 2] if count or name == parts[first][1])
-
-
-def parse_time_ms(text: str, option: str) -> int | None:
-    """Parse a time, or a duration before now, into milliseconds since 1970. Return None for an empty text."""
-    if not text:
-        return None
-    ago_ms = find_duration_ms(text)
-    if ago_ms is not None:
-        return max(0, round(time.time() * 1000) - ago_ms)
-    time_ms = parse_utc_ms(text)
-    if time_ms is None:
-        raise OncelogError(
-            f"{option} must be a time such as 2026-11-18T12:00 (UTC), or a duration such as 24h, not {text!r}"
-        )
-    return max(0, time_ms)
 
 
 class ProgressMeter(AbstractContextManager["ProgressMeter"]):

@@ -6,16 +6,8 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from oncelog.cli.terminal import (
-    EXIT_FOUND_NOTHING,
-    AsJson,
-    LogArgument,
-    ProgressMeter,
-    escape_unprintable,
-    format_record_counts,
-    print_message,
-    print_result,
-)
+from oncelog.cli.output import escape_unprintable, format_record_counts, print_result, style
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AlwaysJson, AsJson, LogArgument, ProgressMeter, print_message
 from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.queries.records import load_heads
 from oncelog.storage.verify.findings import (
@@ -86,7 +78,7 @@ def format_summary(passed: VerificationSummary) -> str:
     """Format the summary of an undamaged log as one line."""
     sealed = f" ({passed.sealed_keys} in {passed.segments} segments)" if passed.segments else ""
     return (
-        f"ok: {format_record_counts(passed.records, passed.restore_records, passed.audit_records)} "
+        f"{style('ok', 'good')}: {format_record_counts(passed.records, passed.restore_records, passed.audit_records)} "
         f"in {passed.lanes} lanes, "
         f"{passed.blocks} blocks, {passed.erased} erased, "
         f"{passed.keys} keys{sealed}, {format_side_state(passed)}epoch {passed.epoch}"
@@ -104,15 +96,17 @@ def format_side_state(passed: VerificationSummary) -> str:
 def describe_damage(inconsistency: Inconsistency) -> list[str]:
     """Return the lines that describe the damage."""
     if not inconsistency.findings:
-        return [f"inconsistent: {escape_unprintable(inconsistency.message)}"]
+        return [f"{style('inconsistent', 'bad')}: {escape_unprintable(inconsistency.message)}"]
     shown = inconsistency.findings[:FINDINGS_SHOWN]
-    lines = [f"inconsistent: {inconsistency.findings_total} entries differ from what the records produce:"]
+    lines = [
+        f"{style('inconsistent', 'bad')}: {inconsistency.findings_total} entries differ from what the records produce:"
+    ]
     lines += [f"  {escape_unprintable(finding)}" for finding in shown]
     more = inconsistency.findings_total - len(shown)
     return [*lines, f"  and {more} more"] if more else lines
 
 
-def head(log: LogArgument) -> None:
+def head(log: LogArgument, as_json: AlwaysJson = False) -> None:
     """Print the newest hash of every lane as JSON: {"epoch", "lanes": [{"lane", "position", "height", "block_hash"}]}.
 
     Keep it where the log's operator cannot change it, and pass it to `oncelog verify --head`.
@@ -121,5 +115,6 @@ def head(log: LogArgument) -> None:
 
     Example:  oncelog head postgresql://oncelog@db.example.org/orders > orders-head.json
     """
+    del as_json
     with create_inspector(log).open_view() as view:
         print_result(export_head(view.metadata, view.run_query(load_heads)), (), as_json=True)

@@ -154,7 +154,7 @@ API_DESCRIPTIONS: Final = {
     "deltas": "Push and pull deltas of rows, and read the resulting rows",
     "chat": "Send, read and acknowledge messages of chats, and manage their members",
     "audit": "Read the administrative acts that the log has recorded",
-    "operators": "Check and describe the server. Only `/metrics` needs a credential",
+    "operators": "Check and describe the server. Only `/metrics` and `/v1/stats` need a credential",
 }
 """Purpose of each API, by the name that `Endpoint.api` contains."""
 

@@ -1,17 +1,14 @@
 """The ports of a server: one for HTTP and WebSocket, and optionally a separate one for metrics."""
 
 import asyncio
-import os
 import ssl
 from collections.abc import Callable, Iterable, Mapping
-from errno import EADDRINUSE
 from functools import partial
 from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
 
-from oncelog.errors import SettingsError
 from oncelog.server import logger
 from oncelog.server.connection_limiter import ConnectionLimiter, ConnectionLimits
 from oncelog.server.endpoint import Endpoint, EndpointRouter
@@ -19,7 +16,7 @@ from oncelog.server.http_fast_path import FastHandler, HttpFastPath
 from oncelog.server.http_protocol import HttpProtocol, add_response_headers, new_http_logger
 from oncelog.server.http_tracing import HttpTracer, trace_fast_route
 from oncelog.server.limits import METRICS_CONNECTIONS_MAX
-from oncelog.server.listener import AddressLookup, Listener, bind
+from oncelog.server.listener import AddressLookup, ListenAddress, Listener
 from oncelog.server.pages.endpoints import Pages
 from oncelog.server.preauth_limiter import PreauthLimiter
 from oncelog.server.request_gate import Handler, RequestGate
@@ -52,11 +49,8 @@ class HttpPort:
     async def _listen(
         self,
         app: web.Application,
-        host: str,
-        port: int,
+        address: ListenAddress,
         *,
-        purpose: str = "",
-        port_setting: str = "port",
         tls: ssl.SSLContext | None = None,
         shutdown_timeout_s: float = CLOSE_TIMEOUT_S,
         **protocol_options: Any,
@@ -75,15 +69,7 @@ class HttpPort:
             logger=new_http_logger(self._limiter.log_limiter),
             **protocol_options,
         )
-        try:
-            sockets = await bind(host, port)
-        except OSError as error:
-            # `socket.create_server` puts the address into its error text, but this error already contains the address.
-            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
-            advice = f"; stop the program that uses it, or set another {port_setting}"
-            raise SettingsError(
-                f"cannot listen{purpose} on {host}:{port}: {reason}{advice if error.errno == EADDRINUSE else ''}"
-            ) from error
+        sockets = await address.bind()
         self._listener = Listener(
             sockets,
             self._limiter,
@@ -167,8 +153,7 @@ class HttpServer(HttpPort):
         app.on_response_prepare.append(self._gate.add_cors_headers)
         await self._listen(
             app,
-            settings.host,
-            settings.port,
+            find_http_address(settings),
             tls=self._certificate.context,
             # aiohttp applies this timeout twice. Accepted requests have been answered by then.
             shutdown_timeout_s=min(CLOSE_TIMEOUT_S, settings.shutdown_ms / 1000),
@@ -230,17 +215,29 @@ class MetricsListener(HttpPort):
         self._routes = routes
         self.close_expired = limiter.close_expired
 
-    async def start(self, host: str, port: int) -> None:
+    async def start(self, address: ListenAddress) -> None:
         """Listen. Raises SettingsError if the address cannot be used."""
         app = web.Application()
         for path, handler in self._routes.items():
             app.router.add_get(path, handler)
-        await self._listen(app, host, port, purpose=" for metrics", port_setting="metrics_port")
+        await self._listen(app, address)
 
     @property
     def port(self) -> int:
         """The port that the listener is bound to, or 0 before the start."""
         return next((address[1] for address in self.addresses), 0)
+
+
+def find_http_address(settings: ServerSettings) -> ListenAddress:
+    """Return the address of the main port."""
+    return ListenAddress(settings.host, settings.port)
+
+
+def find_metrics_address(settings: ServerSettings) -> ListenAddress | None:
+    """Return the address of the separate port for metrics, or None if metrics have no port."""
+    if not settings.metrics or settings.metrics_port is None:
+        return None
+    return ListenAddress(settings.metrics_host, settings.metrics_port, " for metrics", "metrics_port")
 
 
 def format_address(address: tuple[str, int] | str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
+import msgspec
 import orjson
 from aiohttp import BytesPayload, web
 from aiohttp.abc import AbstractStreamWriter
@@ -22,6 +23,7 @@ from oncelog.server.errors import ApiError
 from oncelog.server.messages import (
     JSON,
     TEXT_SCHEMA,
+    TIMESTAMP,
     Schema,
     integer_schema,
     json_response,
@@ -34,6 +36,7 @@ from oncelog.server.pages.endpoints import DOCS_PATH, PAGE_HEADERS
 from oncelog.server.pages.home import ApiSummary, render_home
 from oncelog.server.settings import ServerSettings
 from oncelog.server.web_chat.endpoints import PATH as WEB_CHAT_PATH
+from oncelog.storage.figures import LogFigures, read_figures
 from oncelog.version import __version__
 
 OperatorHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -60,6 +63,11 @@ _METRICS_DESCRIPTION: Final = (
     "Requires read access to `oncelog/metrics`. With `metrics_public`, a request without a credential gets the "
     "metrics without names of tenants and consumers. The server may serve metrics on another port, or not at all."
 )
+_STATS_DESCRIPTION: Final = (
+    "Settings, lane heads, policies, consumers with their lag, tenants with their usage, and sizes, as `oncelog stats` "
+    "prints them. Requires read access to `oncelog/metrics`. The server reads the figures in a separate thread; "
+    "requests that arrive meanwhile get the same figures."
+)
 _METRICS_RESPONSES: Final[Mapping[int, Schema]] = {
     200: {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": TEXT_SCHEMA}}}
 }
@@ -77,6 +85,8 @@ class OperatorEndpoints:
     build_document: Callable[[], dict[str, Any]]
     _document: tuple[bytes, str] | None = None
     """The OpenAPI document and its hash, built on the first request."""
+    _stats: "asyncio.Future[LogFigures] | None" = None
+    """The last reading of the figures, which may be unfinished."""
     is_ready: bool = False
 
     @property
@@ -108,6 +118,20 @@ class OperatorEndpoints:
                     metrics, description=_METRICS_DESCRIPTION, is_public=False, authorize=_authorize_metrics
                 )
             endpoints.append(metrics)
+        endpoints.append(
+            Endpoint(
+                method="GET",
+                path="/v1/stats",
+                api="operators",
+                name="stats",
+                summary="Read the figures of the log",
+                description=_STATS_DESCRIPTION,
+                authorize=_authorize_metrics,
+                handle=self._read_stats,
+                responses={200: schema_response("Stats", "The figures.")},
+                errors=(503,),
+            )
+        )
         if settings.openapi:
             document = {200: json_response("The document.", {"type": "object"})}
             endpoints.append(
@@ -207,6 +231,13 @@ class OperatorEndpoints:
             body=metrics.render(shows_names=shows_names), headers={"Content-Type": metrics.content_type}
         )
 
+    async def _read_stats(self, _: Call) -> bytes:
+        """Return the figures of the log. Requests that arrive during a reading share its result."""
+        if self._stats is None or self._stats.done():
+            self._stats = asyncio.ensure_future(asyncio.to_thread(read_figures, self.get_settings().store))
+            self._stats.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
+        return msgspec.json.encode(await asyncio.shield(self._stats))
+
     async def _serve_document(self, request: web.Request) -> web.Response:
         """Answer with the OpenAPI document, or 304 if the client has it (`If-None-Match`)."""
         if self._document is None:
@@ -238,7 +269,33 @@ def build_schemas() -> dict[str, Schema]:
     optional = ("openapi", "docs", "web_chat", "version")
     ready = object_schema(status={"const": "ok"}, epoch=TEXT_SCHEMA, last_committed_id=integer_schema())
     read_only = {**TEXT_SCHEMA, "description": "The reason why the log accepts no new writes, if any."}
+    stats = object_schema(
+        epoch=TEXT_SCHEMA,
+        schema=integer_schema("Version of the log's format."),
+        created_ms=TIMESTAMP,
+        settings={"type": "object", "additionalProperties": {"type": "integer"}},
+        records=integer_schema("Records of all kinds."),
+        restore_records=integer_schema(),
+        audit_records=integer_schema(),
+        blocks=integer_schema(),
+        lanes=_list_of(
+            lane=integer_schema(), position=integer_schema(), height=integer_schema(), log_time_ms=TIMESTAMP
+        ),
+        policies={"type": "array", "items": TEXT_SCHEMA},
+        consumers=_list_of(scope=TEXT_SCHEMA, name=TEXT_SCHEMA, cursor=integer_schema(), lag=integer_schema()),
+        erasures=integer_schema(),
+        tenants={"type": "array", "items": {"type": "object"}},
+        bytes=integer_schema("Size of the file, or of the tables with their indexes."),
+    )
+    stats = with_optional(
+        stats,
+        keys={"type": "object", "description": "The key index of a file."},
+        wal_bytes=integer_schema("Size of a file's write-ahead log."),
+        server={**TEXT_SCHEMA, "description": "Version of the database."},
+        tables={"type": "object", "additionalProperties": integer_schema()},
+    )
     return {
+        "Stats": stats,
         "Hello": with_optional(
             object_schema(**dict.fromkeys(names, TEXT_SCHEMA)), **dict.fromkeys(optional, TEXT_SCHEMA)
         ),
@@ -263,11 +320,15 @@ def _new_endpoint(
     )
 
 
+def _list_of(**members: Schema) -> Schema:
+    return {"type": "array", "items": object_schema(**members)}
+
+
 def _not_ready(status: str) -> web.Response:
     return web.json_response({"status": status}, status=503)
 
 
 def _authorize_metrics(call: Call) -> str:
     if not call.principal.grants.may_read(METRICS_GRANT):
-        raise ApiError(error_codes.FORBIDDEN, f"metrics: the credential has no read access to {METRICS_GRANT}")
+        raise ApiError(error_codes.FORBIDDEN, f"the credential has no read access to {METRICS_GRANT}")
     return METRICS_GRANT

@@ -6,7 +6,6 @@ a secret instead of the path of its file.
 """
 
 import re
-import tomllib
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -43,9 +42,10 @@ class SourcedValue(Struct, frozen=True):
 
 def load_file(path: str, names: Collection[str]) -> dict[str, SourcedValue]:
     """Return the settings in a TOML file. Raises SettingsError if it is unreadable, malformed, or has unknown names."""
+    contents = secret_files.read_file(path, SETTINGS_FILE_BYTES_MAX)
     tables = {name.partition(".")[0] for name in names if "." in name}
     found: dict[str, SourcedValue] = {}
-    for key, value in _load_toml(path).items():
+    for key, value in secret_files.parse_toml(contents).items():
         if key not in tables:
             found[key] = SourcedValue(value, path, is_text=False)
         elif isinstance(value, dict):
@@ -86,22 +86,6 @@ def _check_known(name: str, names: Collection[str], source: str) -> None:
         close = get_close_matches(name, names, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise SettingsError(f"{source}: unknown setting {name!r}{hint}")
-
-
-def _load_toml(path: str) -> dict[str, Any]:
-    data = secret_files.read_file(path, SETTINGS_FILE_BYTES_MAX).data
-    # Raise the error outside of the `except` blocks: a caught exception may contain the whole file and would become its
-    # context.
-    problem = "not UTF-8"
-    try:
-        return tomllib.loads(data.decode())
-    except UnicodeDecodeError:
-        pass
-    except RecursionError:
-        problem = "nested too deeply"
-    except ValueError as error:
-        problem = str(error)
-    raise SettingsError(f"{path} is not valid TOML: {problem}")
 
 
 # --- values ---------------------------------------------------------------------------------------------

@@ -8,8 +8,10 @@ import typer
 from msgspec import Struct
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
-from oncelog.cli.remote import Remote, describe_progress, uses_server
-from oncelog.cli.terminal import AsJson, ProgressMeter, escape_unprintable, print_result
+from oncelog.cli.output import escape_unprintable, print_result
+from oncelog.cli.remote import describe_progress
+from oncelog.cli.server_options import Remote, uses_server
+from oncelog.cli.terminal import AsJson, ProgressMeter
 from oncelog.errors import OncelogError
 from oncelog.storage.verify.findings import StepProgress
 

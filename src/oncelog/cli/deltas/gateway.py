@@ -10,7 +10,8 @@ import typer
 from msgspec import Raw
 
 from oncelog.cli.line_input import InputItem
-from oncelog.cli.remote import Remote, Retrier, check_text, decode_results, translate_decode_errors
+from oncelog.cli.remote import Retrier, check_text, decode_results, translate_decode_errors
+from oncelog.cli.server_options import Remote
 from oncelog.client.deltas.codec import GatewayRefusedError, PushResult
 from oncelog.client.deltas.transport import DeltasTransport
 from oncelog.client.deltas.values import DeltasLimits

@@ -16,17 +16,11 @@ from oncelog.cli.deltas.gateway import Gateway, Name, PushItem, PushTooLargeErro
 from oncelog.cli.deltas.rows import Table
 from oncelog.cli.files import open_file, write_new_file
 from oncelog.cli.line_input import split_batches
-from oncelog.cli.remote import Remote, check_text, describe_progress, uses_server
-from oncelog.cli.terminal import (
-    EXIT_FOUND_NOTHING,
-    AsJson,
-    ProgressMeter,
-    escape_unprintable,
-    format_utc,
-    parse_utc_ms,
-    print_message,
-    print_result,
-)
+from oncelog.cli.output import escape_unprintable, format_utc, print_result
+from oncelog.cli.remote import check_text, describe_progress
+from oncelog.cli.server_options import Remote, uses_server
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, ProgressMeter, print_message
+from oncelog.cli.times import parse_utc_ms
 from oncelog.client.deltas.codec import GatewayRefusedError
 from oncelog.client.deltas.edits import check_identifier
 from oncelog.core.deltas import PUSH_DELTAS_MAX, is_identifier
@@ -52,7 +46,10 @@ def import_(  # noqa: PLR0913 - each one is an option
     ],
     *,
     row_id: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the row ids.", show_default=False)],
-    client_id: Annotated[str, typer.Option(metavar="ID", help="Client id of the deltas.", show_default=False)],
+    client_id: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Client id of the deltas. Default: that of the profile.", show_default=False),
+    ] = None,
     types: Annotated[
         list[str] | None,
         typer.Option(
@@ -99,6 +96,8 @@ def import_(  # noqa: PLR0913 - each one is an option
     )
     client = Gateway(gateway, timeout, remote)
     check_identifier(table, "TABLE")
+    if client_id is None:
+        raise OncelogError("--client-id is missing")
     if not 1 <= len(check_text(client_id, "--client-id")) <= NAME_CHARACTERS_MAX:
         raise OncelogError(f"--client-id must have 1 to {NAME_CHARACTERS_MAX} characters")
     target = _Target(client.remote.url, gateway, table, client_id)

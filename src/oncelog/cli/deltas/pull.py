@@ -1,6 +1,7 @@
 """`oncelog deltas pull`: print a gateway's stored deltas and, with --follow, new ones."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -8,12 +9,15 @@ import typer
 from msgspec import Raw
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
-from oncelog.cli.remote import AsJsonLines, CursorPrinter, Remote, Retrier, run_while_output_open, uses_server
-from oncelog.cli.terminal import EXIT_FOUND_NOTHING, format_columns, print_message
+from oncelog.cli.output import Style, format_columns
+from oncelog.cli.remote import AsJsonLines, CursorPrinter, Retrier, run_while_output_open
+from oncelog.cli.server_options import Remote, uses_server
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, print_message
 from oncelog.client.deltas.codec import DeltaPage, GatewayRefusedError
 from oncelog.core.deltas import ColumnJson, DeltaJson
 
 PAGE_DELTAS: Final = 500
+LINE_STYLES: Final[Sequence[Style]] = ("dim", "heading")
 
 
 @uses_server
@@ -114,4 +118,6 @@ def _format_line(raw: Raw) -> bytes:
     delta = msgspec.json.decode(raw, type=_StoredDelta)
     columns = msgspec.json.decode(delta.columns, type=list[ColumnJson])
     members = msgspec.json.encode({column.column: column.value for column in columns}).decode()
-    return format_columns([str(delta.sequence), delta.op.value, delta.table, delta.row_id, delta.client_id, members])
+    return format_columns(
+        [str(delta.sequence), delta.op.value, delta.table, delta.row_id, delta.client_id, members], LINE_STYLES
+    )

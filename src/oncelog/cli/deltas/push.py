@@ -15,12 +15,9 @@ from msgspec import Raw
 from oncelog.cli.deltas.gateway import Gateway, Name, PushItem, Timeout, find_refused_item
 from oncelog.cli.files import STANDARD_INPUT, open_input, write_new_file
 from oncelog.cli.line_input import LINE_BYTES_MAX, read_batches, split_batches
-from oncelog.cli.remote import GaveUpError, Remote, check_text, report_early_end, uses_server
-from oncelog.cli.terminal import (
-    EXIT_FOUND_NOTHING,
-    AsJson,
-    print_message,
-)
+from oncelog.cli.remote import GaveUpError, check_text, report_early_end
+from oncelog.cli.server_options import Remote, uses_server
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, print_message
 from oncelog.client.deltas.codec import GatewayRefusedError, PushResult
 from oncelog.core import hlc
 from oncelog.core.canonical import canonical_text, parse
@@ -77,7 +74,7 @@ def push(  # noqa: PLR0913 - each one is an option
     gateway_client = Gateway(gateway, timeout, remote)
     parser = _DeltaParser(None if client_id is None else check_text(client_id, "--client-id"))
     with open_input(file, "delta") as source:
-        batches = read_batches(source.fileno(), parser.parse, batch, parser.finish)
+        batches = read_batches(source.fileno(), parser.parse, batch, parser.finish, content="delta")
         if stamped is not None:
             batches = _save_batches(batches, stamped, batch)
         asyncio.run(_push_all(gateway_client, batches, as_json))

@@ -15,8 +15,10 @@ import typer
 from msgspec import Raw, Struct
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
-from oncelog.cli.remote import Remote, check_text, encode_raw_line, translate_decode_errors, uses_server
-from oncelog.cli.terminal import EXIT_FOUND_NOTHING, encode_json_line, escape_unprintable, print_message, write_lines
+from oncelog.cli.output import encode_json_line, format_cell, format_row, style, write_lines
+from oncelog.cli.remote import check_text, encode_raw_line, translate_decode_errors
+from oncelog.cli.server_options import Remote, uses_server
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AlwaysJson, print_message
 from oncelog.client.deltas.codec import GatewayRefusedError
 from oncelog.errors import OncelogError
 
@@ -46,6 +48,7 @@ def rows(
             show_default=False,
         ),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Like --format json.")] = False,
     timeout: Timeout = 30.0,
     remote: Remote,
 ) -> None:
@@ -60,7 +63,9 @@ def rows(
       oncelog deltas rows shop products --format csv > products.csv
     """
     gateway_client = Gateway(gateway, timeout, remote)
-    chosen: Format = format or ("table" if sys.stdout.isatty() else "json")
+    if as_json and format not in {None, "json"}:
+        raise OncelogError(f"--json cannot be combined with --format {format}")
+    chosen: Format = "json" if as_json else format or ("table" if sys.stdout.isatty() else "json")
     row_id = None if row is None else check_text(row, "--row")
     count = asyncio.run(_run_rows(gateway_client, check_text(table, "TABLE"), row_id, chosen))
     if row is not None and not count:
@@ -138,8 +143,8 @@ async def _print_in_columns(gateway: Gateway, pages: AsyncIterator[_RowPage], ou
         else:
             header = [[ROW_ID, *names]] if count else []
             for row_texts in chain(header, texts):
-                cells = zip(map(_format_cell, row_texts), [id_width, *widths.values()], strict=True)
-                sys.stdout.write("  ".join(text.ljust(width) for text, width in cells).rstrip() + "\n")
+                line = format_row(map(_format_cell, row_texts), [id_width, *widths.values()])
+                sys.stdout.write((style(line, "heading") if row_texts in header else line) + "\n")
         sys.stdout.flush()
     return count
 
@@ -152,8 +157,7 @@ def _format_value(value: Any) -> str:
 
 
 def _format_cell(text: str) -> str:
-    text = escape_unprintable(text)
-    return text if len(text) <= CELL_CHARACTERS_MAX else text[: CELL_CHARACTERS_MAX - 1] + "…"
+    return format_cell(text, CELL_CHARACTERS_MAX)
 
 
 # --- with clocks -------------------------------------------------------------------------------------------
@@ -164,6 +168,7 @@ def snapshot(
     gateway: Name,
     *,
     timeout: Timeout = 30.0,
+    as_json: AlwaysJson = False,
     remote: Remote,
 ) -> None:
     """Print all rows of a gateway with their clocks, including deleted rows, as JSON: one object per line.
@@ -175,6 +180,7 @@ def snapshot(
 
     Example:  oncelog deltas snapshot shop > shop.jsonl
     """
+    del as_json
     asyncio.run(_run_snapshot(Gateway(gateway, timeout, remote)))
 
 

@@ -9,10 +9,11 @@ import fcntl
 import os
 import shlex
 import stat
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace as replace_fields
@@ -131,6 +132,22 @@ def parse_json(contents: FileContents) -> JsonValue:
     except CanonicalError as error:
         problem = error.reason  # contains a rule and a position, but no file content
     raise SettingsError(f"{contents.path}: {problem}")
+
+
+def parse_toml(contents: FileContents) -> dict[str, Any]:
+    """Parse a file as TOML. Raises SettingsError with the position of a fault."""
+    # The error is raised outside of the `except` blocks: a caught exception may contain the whole file and would become
+    # its context.
+    problem = "not UTF-8"
+    try:
+        return tomllib.loads(contents.data.decode())
+    except UnicodeDecodeError:
+        pass
+    except RecursionError:
+        problem = "nested too deeply"
+    except ValueError as error:
+        problem = str(error)
+    raise SettingsError(f"{contents.path} is not valid TOML: {problem}")
 
 
 @contextmanager
