@@ -11,6 +11,7 @@ from oncelog.cli import (
     clock,
     credentials,
     deltas,
+    init,
     key,
     load,
     move,
@@ -22,6 +23,7 @@ from oncelog.cli import (
     tail,
     verify,
 )
+from oncelog.cli.doctor import command as doctor_command
 from oncelog.cli.terminal import CommandGroup
 
 app = CommandGroup(
@@ -51,7 +53,9 @@ def _root(
 
 
 for command in (
+    init.init,
     serve.serve,
+    doctor_command.doctor,
     submit.submit,
     tail.tail,
     load.load,
