@@ -100,23 +100,25 @@ def open_or_create(path: str | os.PathLike[str], flags: int, mode: int = OWNER_O
                 raise OSError(errno.ELOOP, "is a symbolic link to a missing file") from None
 
 
-def report_loose_file(path: str, mode: int = OWNER_ONLY) -> None:
-    """Log a warning, once per file, if an existing file has more permissions than `mode`."""
+def find_loose_mode(path: str, mode: int = OWNER_ONLY) -> tuple[str, str] | None:
+    """Return a message and a remedy if an existing file has more permissions than `mode`, and otherwise None."""
     try:
         found = stat.S_IMODE(os.stat(path).st_mode) & _PERMISSIONS  # noqa: PTH116 - a path of any type
     except OSError:
-        return
+        return None
     if not found & ~mode:
-        return
-    warn_once(
-        logger,
-        "%s has mode %04o, so other users of this machine may read or change it. "
-        "Remove these permissions: chmod %03o %s",
-        path,
-        found,
-        found & mode | OWNER_ONLY,
-        shlex.quote(path),
+        return None
+    return (
+        f"{path} has mode {found:04o}, so other users of this machine may read or change it",
+        f"Remove these permissions: chmod {found & mode | OWNER_ONLY:03o} {shlex.quote(path)}",
     )
+
+
+def report_loose_file(path: str, mode: int = OWNER_ONLY) -> None:
+    """Log a warning, once per file, if an existing file has more permissions than `mode`."""
+    loose = find_loose_mode(path, mode)
+    if loose is not None:
+        warn_once(logger, "%s. %s", *loose)
 
 
 @lru_cache(maxsize=1000)

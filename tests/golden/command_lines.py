@@ -96,6 +96,11 @@ KEY_COMMANDS: Final = (
     "apikey list keys.json --json",
     "apikey revoke keys.json no-such-key",
     "apikey list missing.json",
+    "init conf --port 99999",
+    "init conf --client-id till --read orders --write orders --tokens",
+    "init conf",
+    "doctor",
+    "doctor app.db --config conf/oncelog.toml",
 )
 IDENTITIES: Final = {
     "key jcs": '{"b": 1.0, "a": [-0, 1e21, "é"]}\n{"a":1,"a":2}\n9007199254740993\n',

@@ -1,15 +1,13 @@
 """Descriptions of all settings, for tests of their documentation."""
 
-import ast
 import inspect
-import textwrap
-from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
 from msgspec import NODEFAULT, Struct, json
 from msgspec.structs import fields
 
 from oncelog.core.tenants import Tenant
+from oncelog.server.attribute_docstrings import find_attribute_docstrings
 from oncelog.server.auth.signing_keys import KeyFile
 from oncelog.server.settings import _FIELDS, _PARTS
 
@@ -57,10 +55,5 @@ def describe_default(defaults: Struct, name: str) -> str:
 
 
 def load_docstrings(of: type[Struct]) -> dict[str, str]:
-    """Return the docstring below each field. Python keeps these docstrings only in the source."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(of))).body
-    found = {}
-    for field, below in pairwise(getattr(definition, "body", [])):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            found[ast.unparse(field.target)] = inspect.cleandoc(str(below.value.value))
-    return found
+    """Return the docstring below each field."""
+    return {name: inspect.cleandoc(text) for name, text in find_attribute_docstrings(of).items()}

@@ -25,6 +25,7 @@ import oncelog.error_codes
 import oncelog.errors
 import oncelog.server.limits
 from oncelog.cli import app
+from oncelog.server.attribute_docstrings import collect_docstrings, find_attribute_docstrings
 from oncelog.server.limits import ApiLimits
 
 _PUBLIC_MODULES: Final = (oncelog, oncelog.client, oncelog.client.ledger, oncelog.client.deltas, oncelog.client.chat)
@@ -69,7 +70,7 @@ def _describe_object(name: str, value: Any) -> Iterator[str]:
     yield _text(value.__doc__)
     if not inspect.isclass(value):
         return
-    documented = attribute_texts(value)
+    documented = find_attribute_docstrings(value)
     if documented:
         yield from (f"- `{attribute}`: {_line(text)}" for attribute, text in documented.items())
         yield ""
@@ -101,30 +102,6 @@ def _signature(name: str, value: Any) -> str:
     if len(joined) <= _LINE_LENGTH:
         return joined
     return f"{prefix}{name}(\n" + "".join(f"    {one},\n" for one in parameters) + ")"
-
-
-def attribute_texts(cls: type) -> dict[str, str]:
-    """Return the docstrings that follow the attributes of a class in its source."""
-    try:
-        source = textwrap.dedent(inspect.getsource(cls))
-    except (OSError, TypeError):
-        return {}
-    (definition,) = ast.parse(source).body
-    return _texts_behind_names(definition.body) if isinstance(definition, ast.ClassDef) else {}
-
-
-def _texts_behind_names(body: list[ast.stmt]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for statement, following in zip(body, [*body[1:], ast.Pass()], strict=True):
-        target = statement.target if isinstance(statement, ast.AnnAssign) else None
-        if isinstance(statement, ast.Assign):
-            target = statement.targets[0] if isinstance(statement.targets[0], ast.Name) else None
-        if not isinstance(target, ast.Name) or target.id.startswith("_"):
-            continue
-        is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-        if is_text and isinstance(following.value.value, str):  # type: ignore[attr-defined]
-            found[target.id] = following.value.value  # type: ignore[attr-defined]
-    return found
 
 
 # --- commands ----------------------------------------------------------------------------------------
@@ -205,15 +182,12 @@ def _settings() -> Iterator[str]:
 
     yield "# Settings\n"
     yield "Generated from the code. [The guide to the server](../../guides/server.md) explains how to set them.\n"
-    tables: dict[str, list[Struct]] = {}
-    for prefix, defaults in settings._PARTS.values():  # noqa: SLF001 - the only list of all settings
-        tables.setdefault(prefix, []).append(defaults)
-    for prefix, parts in tables.items():
+    for prefix, parts in settings.list_tables().items():
         yield f"## `[{prefix.rstrip('.')}]`\n" if prefix else "## General\n"
         for part in parts:
             yield _text(type(part).__doc__)
             yield "| setting | default | meaning |\n|---|---|---|"
-            texts = attribute_texts(type(part))
+            texts = find_attribute_docstrings(type(part))
             for field in msgspec.structs.fields(part):
                 default = "required" if field.required else _toml(getattr(part, field.name))
                 yield f"| `{prefix}{field.name}` | `{default}` | {_cell(texts.get(field.name))} |"
@@ -237,7 +211,7 @@ def _limits() -> Iterator[str]:
     for module in _LIMIT_MODULES:
         yield f"## Fixed limits of `{module.__name__}`\n"
         yield "| limit | value | meaning |\n|---|---|---|"
-        texts = _texts_behind_names(ast.parse(inspect.getsource(module)).body)
+        texts = collect_docstrings(ast.parse(inspect.getsource(module)).body)
         for name, value in vars(module).items():
             if name.isupper() and not name.startswith("_") and isinstance(value, int | float):
                 yield f"| `{name}` | {value:,} | {_cell(texts.get(name, ''))} |"
@@ -247,7 +221,7 @@ def _limits() -> Iterator[str]:
 
 
 def _limit_fields(cls: type[Struct]) -> Iterator[str]:
-    texts = attribute_texts(cls)
+    texts = find_attribute_docstrings(cls)
     yield f"## `{cls.__name__}`\n"
     yield "| limit | default | meaning |\n|---|---|---|"
     defaults = cls()

@@ -15,6 +15,7 @@ from oncelog.cli import (
     completion,
     credentials,
     deltas,
+    init,
     key,
     load,
     move,
@@ -27,6 +28,7 @@ from oncelog.cli import (
     tail,
     verify,
 )
+from oncelog.cli.doctor import command as doctor_command
 from oncelog.cli.terminal import EPILOG, EXIT_INTERRUPTED, CommandGroup
 
 app = CommandGroup(
@@ -57,7 +59,9 @@ def _root(
 
 
 for command in (
+    init.init,
     serve.serve,
+    doctor_command.doctor,
     submit.submit,
     tail.tail,
     load.load,

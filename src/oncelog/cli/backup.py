@@ -144,7 +144,7 @@ def backup(  # noqa: PLR0913, PLR0917 - the options of a command
         raise OncelogError(
             "DESTINATION is missing: name a file, file://DIR or s3://BUCKET/PREFIX. To check a backup, add --check."
         )
-    if not _is_url(destination):
+    if not is_backup_url(destination):
         if once:
             raise OncelogError("--once is for a URL; a copy in a file is always made once")
         _copy_log(file, destination, force=force, file_mode=file_mode, as_json=as_json)
@@ -152,7 +152,7 @@ def backup(  # noqa: PLR0913, PLR0917 - the options of a command
     _check_files(file)
     if force:
         raise OncelogError("--force is for a file. A URL keeps earlier backups of the log, and refuses other logs.")
-    target = _parse_target(destination, endpoint)
+    target = parse_backup_target(destination, endpoint)
     with interrupt_on_sigterm():
         status_every_ms = None if once else parse_duration_ms(status_every)
         _replicate(file, target, parse_duration_ms(keep), status_every_ms, as_json)
@@ -209,7 +209,7 @@ def _format_now() -> str:
 def _check_backup(
     source: str, endpoint: str | None, age_max_ms: int | None, temp_dir: Path | None, as_json: bool
 ) -> None:
-    target = _parse_target(source, endpoint) if _is_url(source) else None
+    target = parse_backup_target(source, endpoint) if is_backup_url(source) else None
     if target is None:
         _check_files(source)
     with ProgressMeter() as meter:
@@ -286,7 +286,7 @@ def restore(  # noqa: PLR0913, PLR0917 - the options of a command
     """
     operator = get_cli_operator()
     at_ms = parse_time_ms(at, "--at")
-    if not _is_url(backup):
+    if not is_backup_url(backup):
         if at_ms is not None:
             raise OncelogError("--at is for file://DIR and s3://BUCKET/PREFIX: a backup file has only one state")
         _check_files(backup, file)
@@ -300,7 +300,7 @@ def restore(  # noqa: PLR0913, PLR0917 - the options of a command
         _check_files(file)
         if at_ms is not None and at_ms > SystemClock().wall_ms():
             raise OncelogError(f"--at {at} is in the future; the newest state is restored without --at")
-        target = _parse_target(backup, endpoint)
+        target = parse_backup_target(backup, endpoint)
         mode = parse_file_mode(file_mode)
         with ProgressMeter() as meter:
             restored, newest_ms = restore_from_target(
@@ -369,12 +369,12 @@ def epoch(
     print_result(fields, lines, as_json)
 
 
-def _is_url(backup: str) -> bool:
+def is_backup_url(backup: str) -> bool:
     """Return whether a backup is given as a URL, which may be malformed."""
     return "://" in backup and not is_address(backup)
 
 
-def _parse_target(url: str, endpoint: str | None) -> BackupTarget:
+def parse_backup_target(url: str, endpoint: str | None) -> BackupTarget:
     """Parse a URL. The S3 endpoint and region come from the environment variables that other tools also use."""
     if not url.lower().startswith("s3://"):
         return parse_target(url, endpoint)

@@ -86,12 +86,17 @@ def serve(  # noqa: PLR0913, PLR0917 - the options of a command
         raise OncelogError(f"the server needs {error.name}: pip install 'oncelog[server]'") from error
     flags = {"store": store, "host": host, "port": port, "development": development, "read_only": read_only}
     overrides = {name: _format_value(value) for name, value in flags.items() if value is not None}
-    environment = {name: value for name, value in os.environ.items() if name not in CLIENT_VARIABLES}
+    environment = get_settings_environment()
     flag_settings = {**overrides, **dict(map(_parse_pair, set_ or []))}
     settings = load(config, environment, flag_settings)
     log_format.configure(settings.log.level, settings.log.format)
     shows_examples = settings.development and not quiet
     _run_server(settings, lambda: load(config, environment, flag_settings), shows_examples=shows_examples)
+
+
+def get_settings_environment() -> dict[str, str]:
+    """Return the environment without the variables of commands that use a server: they are not server settings."""
+    return {name: value for name, value in os.environ.items() if name not in CLIENT_VARIABLES}
 
 
 def _run_server(
@@ -125,7 +130,7 @@ def _run_server(
 
 def _format_examples(url: str, store: str, grpc_address: str = "") -> str:
     """Return commands to paste into another terminal."""
-    program = _find_program()
+    program = find_program()
     where = "" if url == DEFAULT_URL else f" --url {url}"
     event = f'{{"id":"{uuid4()}","partitions":["orders"],"event":{{"type":"order.placed","order":17}}}}'
     set_entity = '{"set_entity":{"key":"invoice/1","value":"cGFpZA=="}}'
@@ -173,7 +178,7 @@ In another terminal, try:
 """
 
 
-def _find_program() -> str:
+def find_program() -> str:
     """Return the command that started this program."""
     called = sys.argv[0]
     if called.endswith("__main__.py"):

@@ -6,7 +6,7 @@ override earlier ones: the defaults, a TOML file, the environment, the command l
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
 from itertools import combinations
 from typing import Any, Final, get_type_hints
@@ -250,6 +250,13 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
         )
         self._check_ports()
 
+    @property
+    def local_url(self) -> str:
+        """The URL at which programs on this machine reach the server."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared, not listened on
+        scheme = "http" if self.tls.certificate is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
     def _check_ports(self) -> None:
         places = {"port": (self.host, self.port)}
         if self.grpc:
@@ -315,6 +322,14 @@ _FIELDS: Final[Mapping[str, _Field]] = {
 """Every setting, by name."""
 
 
+def list_tables() -> Mapping[str, Sequence[Struct]]:
+    """Return the structs with the default settings of each table, by the prefix of the table's names."""
+    tables: dict[str, list[Struct]] = {}
+    for prefix, defaults in _PARTS.values():
+        tables.setdefault(prefix, []).append(defaults)
+    return tables
+
+
 def load(config_path: str | None, environment: Mapping[str, str], overrides: Mapping[str, str]) -> ServerSettings:
     """Load the settings of a file. The environment overrides it, and the command line overrides both.
 
@@ -334,6 +349,35 @@ def load(config_path: str | None, environment: Mapping[str, str], overrides: Map
         if required not in parts.get("tokens", (required,)):
             raise SettingsError(f"tokens.{required} must be set if any other tokens setting is")
     return ServerSettings(**general, **{part: replace(_PARTS[part][1], **values) for part, values in parts.items()})
+
+
+def find_problems(config_path: str, environment: Mapping[str, str]) -> list[str]:
+    """Return everything for which `load` would refuse a file and the environment, where `load` reports only the first.
+
+    The settings are checked together only if each of them is valid.
+    """
+    problems: list[str] = []
+    try:
+        found = sources.read_file(config_path, _FIELDS)
+    except SettingsError as error:
+        return [str(error)]
+    for variable, text in environment.items():
+        try:
+            found |= sources.load_environment({variable: text}, _FIELDS)
+        except SettingsError as error:
+            problems.append(str(error))
+    for name, sourced in found.items():
+        try:
+            sources.check_known(name, _FIELDS, sourced.source)
+            _check_value(name, _FIELDS[name], sourced)
+        except SettingsError as error:
+            problems.append(str(error))
+    if not problems:
+        try:
+            load(config_path, environment, {})
+        except SettingsError as error:
+            problems.append(str(error))
+    return problems
 
 
 def _check_value(name: str, field: _Field, sourced: sources.SourcedValue) -> Any:

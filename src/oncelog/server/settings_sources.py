@@ -42,18 +42,25 @@ class SourcedValue(Struct, frozen=True):
 
 def load_file(path: str, names: Collection[str]) -> dict[str, SourcedValue]:
     """Return the settings in a TOML file. Raises SettingsError if it is unreadable, malformed, or has unknown names."""
-    contents = secret_files.read_file(path, SETTINGS_FILE_BYTES_MAX)
+    found = read_file(path, names)
+    for name in found:
+        check_known(name, names, path)
+    return found
+
+
+def read_file(path: str, names: Collection[str]) -> dict[str, SourcedValue]:
+    """Return the settings in a TOML file, including unknown ones. Raises SettingsError for an unreadable or malformed
+    file.
+    """
     tables = {name.partition(".")[0] for name in names if "." in name}
     found: dict[str, SourcedValue] = {}
-    for key, value in secret_files.parse_toml(contents).items():
+    for key, value in secret_files.parse_toml(secret_files.read_file(path, SETTINGS_FILE_BYTES_MAX)).items():
         if key not in tables:
             found[key] = SourcedValue(value, path, is_text=False)
         elif isinstance(value, dict):
             found |= {f"{key}.{name}": SourcedValue(nested, path, is_text=False) for name, nested in value.items()}
         else:
             raise SettingsError(f"{path}: {key} must be a table")
-    for name in found:
-        _check_known(name, names, path)
     return found
 
 
@@ -62,7 +69,7 @@ def load_environment(environment: Mapping[str, str], names: Iterable[str]) -> di
     variables = {to_variable(name): name for name in names}
     found = {}
     for variable in sorted(name for name in environment if name.startswith(VARIABLE_PREFIX)):
-        _check_known(variable, variables, "environment")
+        check_known(variable, variables, "environment")
         found[variables[variable]] = SourcedValue(
             environment[variable], f"environment variable {variable}", is_text=True
         )
@@ -72,7 +79,7 @@ def load_environment(environment: Mapping[str, str], names: Iterable[str]) -> di
 def load_command_line(overrides: Mapping[str, str], names: Collection[str]) -> dict[str, SourcedValue]:
     """Return the settings in command-line flags. Raises SettingsError for an unknown name."""
     for name in overrides:
-        _check_known(name, names, "command line")
+        check_known(name, names, "command line")
     return {name: SourcedValue(text, "command line", is_text=True) for name, text in overrides.items()}
 
 
@@ -81,7 +88,8 @@ def to_variable(name: str) -> str:
     return VARIABLE_PREFIX + name.replace(".", "__").upper()
 
 
-def _check_known(name: str, names: Collection[str], source: str) -> None:
+def check_known(name: str, names: Collection[str], source: str) -> None:
+    """Raise SettingsError for an unknown setting, with the most similar name."""
     if name not in names:
         close = get_close_matches(name, names, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""

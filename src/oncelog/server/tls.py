@@ -10,7 +10,7 @@ from typing import IO, Any, Final
 
 from oncelog.errors import SettingsError
 from oncelog.server.auth import secret_files
-from oncelog.server.auth.secret_files import FileContents
+from oncelog.server.auth.secret_files import FileContents, SecretCheck
 from oncelog.server.limits import TLS_FILE_BYTES_MAX, TLS_HANDSHAKE_BYTES_MAX
 from oncelog.server.settings import ServerSettings
 
@@ -20,8 +20,10 @@ _DESCRIPTOR_DIRECTORY: Final = Path("/dev/fd")
 class ServerCertificate:
     """The content of `tls.certificate` and `tls.private_key`. The attributes have values only with TLS."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, check: SecretCheck | None = None) -> None:
+        """With `check`, the permissions of the private key are checked as it says, instead of as the settings say."""
         self._settings = settings
+        self._check = settings.secret_check if check is None else check
         self.context: ssl.SSLContext | None = None
         """The context for HTTP. `load` changes it in place, so that open listeners use the new certificate."""
         self.pem: tuple[bytes, bytes] | None = None
@@ -37,7 +39,7 @@ class ServerCertificate:
                 secret_files.read_file(key_path, TLS_FILE_BYTES_MAX),
                 secret_files.read_file(chain_path, TLS_FILE_BYTES_MAX),
             )
-            key.check_secret("a private key", self._settings.secret_check)
+            key.check_secret("a private key", self._check)
             context = _new_context()
             # A wrong key leaves a context without a certificate, so try the files in a new context first.
             _load_chain(context, chain, key)

@@ -138,6 +138,12 @@ def parse_token(token: str) -> CompactSignature | None:
         return None
 
 
+def generate_key_pair() -> tuple[str, str]:
+    """Return a new private key and its public key, in PEM, for tokens of the algorithm EdDSA."""
+    key = OKPKey.generate_key("Ed25519")
+    return key.as_pem(private=True).decode(), key.as_pem(private=False).decode()
+
+
 # --- from files --------------------------------------------------------------------------------------
 
 

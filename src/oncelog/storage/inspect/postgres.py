@@ -18,7 +18,7 @@ from oncelog.storage.clock import ClockMark, SystemClock
 from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus, LogView, RowTuple
 from oncelog.storage.key_hash import hash_identities
 from oncelog.storage.metadata import EpochRenewal, Operator
-from oncelog.storage.postgres.connection import Connection, Timeouts, connect_behind_barrier
+from oncelog.storage.postgres.connection import Connection, Timeouts, connect, connect_behind_barrier
 from oncelog.storage.postgres.database import check_database, load_metadata
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, describe_error, translate_error
 from oncelog.storage.postgres.query_driver import run_query
@@ -57,6 +57,10 @@ class DatabaseView(LogView):
         self._connection = connection
         self.name = name
 
+    def begin(self) -> None:
+        """Begin the read transaction. The view has no metadata yet."""
+        self.call(lambda connection: connection.execute(_BEGIN))
+
     def call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         """Run a function whose first parameter is the connection. Raises OncelogErrors, never PostgreSQL errors."""
 
@@ -65,6 +69,10 @@ class DatabaseView(LogView):
 
         with translate_errors(self.name):
             return self._runner.run(invoke())
+
+    def terminate_after(self, limit_ms: int) -> None:
+        """Close the socket after this time, so that no later call waits for the server."""
+        self._runner.get_loop().call_later(limit_ms / 1000, self._connection.terminate)
 
     def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
         """See `LogView`."""
@@ -134,7 +142,7 @@ class DatabaseInspector:
     def open_view(self) -> Iterator[DatabaseView]:
         """See `Inspector`."""
         with open_session(self._address) as view:
-            view.call(lambda connection: connection.execute(_BEGIN))
+            view.begin()
             view.metadata = view.call(load_metadata, self._name)
             if view.metadata.schema_version < SCHEMA_VERSION:
                 raise StoreError(
@@ -177,15 +185,36 @@ class DatabaseInspector:
 @contextmanager
 def open_session(address: str) -> Iterator[DatabaseView]:
     """Open a session outside a transaction, as a view without metadata."""
+    with _open_session(address, connect_behind_barrier, _TIMEOUTS) as view:
+        yield view
+
+
+@contextmanager
+def open_status_view(address: str, timeout_ms: int) -> Iterator[DatabaseView]:
+    """Open a view without metadata, for a database that may be in any state.
+
+    Each host has `timeout_ms` to answer, and so has the block. The session does not wait for standbys: a commit that it
+    reads may still be lost.
+    """
+    with _open_session(address, connect, Timeouts(connect_ms=timeout_ms)) as view:
+        view.terminate_after(timeout_ms)
+        view.begin()
+        yield view
+
+
+@contextmanager
+def _open_session(
+    address: str, connect_session: Callable[[str, Timeouts], Awaitable[Connection]], timeouts: Timeouts
+) -> Iterator[DatabaseView]:
     name = redact_address(address)
     with asyncio.Runner() as runner:
         with translate_errors(name):
-            connection = runner.run(_connect(address, name))
+            connection = runner.run(_connect(address, name, connect_session, timeouts))
         try:
             yield DatabaseView(runner, connection, name)
         finally:
             with suppress(*POSTGRES_ERRORS):
-                runner.run(connection.close(timeout=_TIMEOUTS.connect_ms / 1000))
+                runner.run(connection.close(timeout=timeouts.connect_ms / 1000))
 
 
 @contextmanager
@@ -206,9 +235,11 @@ def translate_errors(name: str) -> Iterator[None]:
         raise CorruptError(f"{name} contains a value that Oncelog never writes: {error}") from error
 
 
-async def _connect(address: str, name: str) -> Connection:
+async def _connect(
+    address: str, name: str, connect_session: Callable[[str, Timeouts], Awaitable[Connection]], timeouts: Timeouts
+) -> Connection:
     try:
-        return await connect_behind_barrier(address, _TIMEOUTS)
+        return await connect_session(address, timeouts)
     except asyncpg.TargetServerAttributeNotMatched as error:
         raise StoreUnavailableError(
             f"{name}: the server is a standby; to inspect it, add target_session_attrs=any to the address"

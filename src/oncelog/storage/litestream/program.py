@@ -142,12 +142,15 @@ def check_reachable(target: BackupTarget) -> None:
         ) from error
 
 
-def run(target: BackupTarget, *arguments: str | Path) -> bytes:
-    """Run a Litestream command and return its output. Raises BackupError."""
+def run(target: BackupTarget, *arguments: str | Path, timeout_s: float | None = None) -> bytes:
+    """Run a Litestream command and return its output. Raises BackupError, also after the timeout."""
     check_reachable(target)
     with start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
-            said, errors = process.communicate()
+            said, errors = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise BackupError(f"{target.name} did not answer within {timeout_s:g} s") from None
         except BaseException:
             process.kill()
             raise

@@ -68,8 +68,10 @@ class _History(Struct):
 class TargetReader:
     """Restores states of a target into a directory."""
 
-    def __init__(self, target: BackupTarget, directory: Path) -> None:
+    def __init__(self, target: BackupTarget, directory: Path, timeout_s: float | None = None) -> None:
+        """`timeout_s` limits the time of each call of Litestream."""
         self._target = target
+        self._timeout_s = timeout_s
         self._directory = directory
         self._config = directory / _CONFIG_NAME
         self._log = directory / "log"
@@ -79,7 +81,7 @@ class TargetReader:
     def list_points(self) -> list[RestorePoint]:
         """Return the points in ascending order. Raises BackupError."""
         arguments = ("ltx", "-config", self._config, "-no-expand-env", "-level", "all", "-json", self._log)
-        changes = msgspec.json.decode(run(self._target, *arguments), type=list[_Change])
+        changes = msgspec.json.decode(run(self._target, *arguments, timeout_s=self._timeout_s), type=list[_Change])
         # Several levels contain the same transactions; the lowest level has the most precise time.
         changes.sort(key=attrgetter("level"), reverse=True)
         ends = {int(change.max_txid, 16): change for change in changes}
@@ -91,7 +93,8 @@ class TargetReader:
     def restore(self, path: Path, txid: int | None = None) -> None:
         """Restore the newest state, or the state after a transaction. Raises NoBackupError and BackupError."""
         wanted = () if txid is None else ("-txid", f"{txid:016x}")
-        run(self._target, "restore", "-config", self._config, "-no-expand-env", *wanted, "-o", path, self._log)
+        arguments = ("restore", "-config", self._config, "-no-expand-env", *wanted, "-o", path, self._log)
+        run(self._target, *arguments, timeout_s=self._timeout_s)
 
     def recover(self, at_ms: int | None, report: ReportProgress) -> Recovered:
         """Restore the newest state or, with `at_ms`, the newest state without later commits."""

@@ -28,7 +28,7 @@ from oncelog.errors import StoreError
 from oncelog.file_modes import open_or_create
 from oncelog.storage.litestream.program import BackupError, build_error, check_reachable, redact, start, write_config
 from oncelog.storage.litestream.recovery import check_same_log
-from oncelog.storage.litestream.target import BackupTarget
+from oncelog.storage.litestream.target import BackupTarget, decode_replica
 from oncelog.storage.metadata import count_records
 from oncelog.storage.queries.records import load_gaps, load_heads
 from oncelog.storage.sqlite.query_driver import run_query
@@ -234,13 +234,38 @@ def _build_config(path: Path, target: BackupTarget, state: Path, keep_ms: int) -
     }
 
 
+def find_configured_target(log: str) -> BackupTarget | None:
+    """Return the target to which a log was last replicated on this machine, or None if it is unknown."""
+    config = _get_state_directory(Path(log).resolve()) / _CONFIG_NAME
+    try:
+        return decode_replica(msgspec.json.decode(config.read_bytes())["dbs"][0]["replica"])
+    except (OSError, msgspec.MsgspecError, KeyError, TypeError, IndexError):
+        return None
+
+
+def is_replicating(log: str) -> bool:
+    """Return whether a process on this machine is replicating a log."""
+    connection = _SocketConnection(_get_state_directory(Path(log).resolve()) / _SOCKET_NAME)
+    try:
+        connection.connect()
+    except OSError:
+        return False
+    finally:
+        connection.close()
+    return True
+
+
+def _get_state_directory(path: Path) -> Path:
+    return path.with_name(f".{path.name}{_STATE_SUFFIX}")
+
+
 @contextmanager
 def _lock_state_directory(path: Path) -> Iterator[Path]:
     """Yield the directory next to the log in which Litestream keeps changes that it has not copied yet.
 
     A lock prevents a second Litestream from running: each would mistake the other's checkpoints for lost changes.
     """
-    directory = path.with_name(f".{path.name}{_STATE_SUFFIX}")
+    directory = _get_state_directory(path)
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
         lock = open_or_create(directory / _LOCK_NAME, os.O_RDWR)

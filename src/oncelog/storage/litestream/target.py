@@ -37,6 +37,12 @@ class BackupTarget(Struct, frozen=True):
         return None if self.is_remote else Path(self.replica["path"])
 
 
+def decode_replica(replica: dict[str, Any]) -> BackupTarget:
+    """Return the target for an entry of Litestream's configuration."""
+    place = replica["path"] if replica["type"] == "file" else f"{replica['bucket']}/{replica['path']}"
+    return BackupTarget(f"{_FILE if replica['type'] == 'file' else _S3}{place}", replica)
+
+
 def is_target(destination: str) -> bool:
     """Return whether a name is a URL of a backup target, rather than a path or a database address."""
     return destination.lower().startswith((_FILE, _S3))

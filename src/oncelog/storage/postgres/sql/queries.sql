@@ -747,6 +747,22 @@ SELECT EXISTS (
     AND wait_event = 'SyncRep' AND clock_timestamp() - state_change > $1::double precision * interval '1 second'
 );
 
+-- name: server_settings
+-- Settings with the values that new sessions get, and the version.
+SELECT name, reset_val FROM pg_settings WHERE name = ANY($1::text[]);
+
+-- name: standbys
+-- Servers that receive the write-ahead log. The columns are NULL for users without the role pg_monitor.
+SELECT coalesce(application_name, ''), coalesce(state, ''), coalesce(sync_state, '') FROM pg_stat_replication;
+
+-- name: archiver
+-- Times of the newest archived segment, and of the newest failure.
+SELECT (extract(epoch FROM last_archived_time) * 1000)::bigint, (extract(epoch FROM last_failed_time) * 1000)::bigint
+FROM pg_stat_archiver;
+
+-- name: session_count
+SELECT sum(numbackends)::bigint FROM pg_stat_database;
+
 -- name: own_transaction
 SELECT pg_current_xact_id()::text;
 
