@@ -11,8 +11,9 @@ from msgspec import Struct
 import oncelog
 from oncelog.cli.credentials import Audit, Read, Write
 from oncelog.cli.file_set import create_file_set, write_file
+from oncelog.cli.output import print_result
 from oncelog.cli.serve import find_program
-from oncelog.cli.terminal import AsJson, print_result
+from oncelog.cli.terminal import AsJson
 from oncelog.errors import OncelogError
 from oncelog.storage.address import is_address, redact_address
 from oncelog.storage.clock import SystemClock

@@ -128,8 +128,8 @@ def test_continuous_backup_is_found_and_checked(log: Path, tmp_path: Path) -> No
     assert "has the newest commit" in found.get("ok", "backup")
     numbers = count(1)
     wait_until(lambda: write_later(log, target, next(numbers)))  # the target's time has a precision of a second
-    for options in ((), ("--backup", target)):
-        wait_until(lambda options=options: is_too_old(log, *options))
+    wait_until(lambda: is_too_old(log))
+    wait_until(lambda: is_too_old(log, "--backup", target))
 
 
 def test_backup_in_a_bucket_is_checked_with_the_credentials_of_the_environment(log: Path, tmp_path: Path) -> None:

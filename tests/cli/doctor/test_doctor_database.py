@@ -1,7 +1,9 @@
 """`oncelog doctor` for a log in PostgreSQL: durability, versions, clock, archive and reachability."""
 
 import asyncio
+import shutil
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,7 +37,7 @@ def _no_short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def durable_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def durable_server() -> Iterator[PostgresServer]:
     """A server whose archive fails, and which waits for a standby that does not exist."""
     settings = {
         **DURABLE_SETTINGS,
@@ -44,8 +46,12 @@ def durable_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgre
         "synchronous_standby_names": "standby_1",
         "max_connections": "10",
     }
-    with postgres_server(tmp_path_factory.mktemp("postgres"), settings, is_own=True) as server:
-        yield server
+    directory = Path(tempfile.mkdtemp(prefix="oncelog-doctor-"))
+    try:
+        with postgres_server(directory, settings, is_own=True) as server:
+            yield server
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

@@ -72,6 +72,16 @@ def test_key_without_grants_is_accepted(tmp_path: Path) -> None:
         doctor("--url", running.url, "--token", key).get("ok", "token")
 
 
+def test_server_of_the_environment_or_a_profile_is_checked(tmp_path: Path) -> None:
+    profiles = tmp_path / "profiles.toml"
+    with serving(tmp_path, "--development", "--quiet") as running:
+        profiles.write_text(f'[profiles.shop]\nurl = "{running.url}"\n', encoding="utf-8")
+        profiles.chmod(0o600)
+        environment = {"ONCELOG_PROFILES_FILE": str(profiles)}
+        assert running.url in doctor("--profile", "shop", env=environment).get("ok", "server")
+        assert running.url in doctor(env={**environment, "ONCELOG_URL": running.url}).get("ok", "server")
+
+
 def test_unreachable_server_is_a_problem() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

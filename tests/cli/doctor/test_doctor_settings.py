@@ -267,7 +267,7 @@ def test_safe_versions_of_sqlite(version: tuple[int, ...], is_safe: bool) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "name what to check: a log, --config FILE or --url URL"),
+        ((), "name what to check: a log, --config FILE, --url URL or --profile NAME"),
         (("log.db", "--config", "oncelog.toml"), "leave out LOG"),
         (("log.db", "--token", "x"), "add --url"),
         (("--url", "http://127.0.0.1:1", "--backup", "copy.db"), "name the log"),

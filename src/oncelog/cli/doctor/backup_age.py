@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from oncelog.cli.doctor.findings import Check, Finding, ok, problem, warning
-from oncelog.cli.terminal import format_duration, format_utc
+from oncelog.cli.output import format_duration, format_utc
 from oncelog.core.rules.leaps import find_last_commit_ms
 from oncelog.errors import OncelogError, StoreError
 from oncelog.storage.backups import LEAPS_SCHEMA_VERSION

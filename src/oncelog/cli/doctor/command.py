@@ -22,9 +22,19 @@ from oncelog.cli.doctor.findings import Check, Finding, format_findings, is_ok, 
 from oncelog.cli.doctor.log_file import FileExpectations, check_log_file
 from oncelog.cli.doctor.server import check_ports, check_remote
 from oncelog.cli.doctor.versions import check_packages, check_sqlite
-from oncelog.cli.remote import Token, TokenFile, build_remote
+from oncelog.cli.output import print_result
 from oncelog.cli.serve import get_settings_environment
-from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, parse_duration_ms, print_result
+from oncelog.cli.server_options import (
+    DEFAULT_SOURCE,
+    ProfileName,
+    ServerOptions,
+    Token,
+    TokenFile,
+    build_remote,
+    choose_server,
+)
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson
+from oncelog.cli.times import parse_duration_ms
 from oncelog.engine.write_gate import DiskLimits
 from oncelog.errors import OncelogError, StoreError
 from oncelog.file_modes import parse_file_mode
@@ -69,6 +79,7 @@ def doctor(  # noqa: PLR0913, PLR0917 - the options of a command
     url: Annotated[str | None, typer.Option(metavar="URL", help="Address of a running server.")] = None,
     token: Token = None,
     token_file: TokenFile = None,
+    profile: ProfileName = None,
     backup: Annotated[
         str | None,
         typer.Option(
@@ -102,10 +113,15 @@ def doctor(  # noqa: PLR0913, PLR0917 - the options of a command
 
     Example:  oncelog doctor orders.db --json
     """
-    _check_arguments(log, config, url, backup, has_token=bool(token or token_file))
+    server = ServerOptions(url, token, token_file, profile)
+    # With a log or a settings file, the environment does not name a server.
+    is_remote = url is not None or profile is not None
+    if log is None and config is None:
+        is_remote = choose_server(server).source != DEFAULT_SOURCE
+    _check_arguments(log, config, backup, is_remote=is_remote, has_token=bool(token or token_file))
     target = parse_backup_target(backup, endpoint) if backup is not None and is_backup_url(backup) else None
     options = _BackupOptions(backup, target, parse_duration_ms(max_age) if max_age else None)
-    remote = None if url is None else build_remote(url, token, token_file)
+    remote = build_remote(server) if is_remote else None
     findings: list[Finding] = []
 
     def run() -> Check:
@@ -124,15 +140,18 @@ def doctor(  # noqa: PLR0913, PLR0917 - the options of a command
 
 
 def _check_arguments(
-    log: str | None, config: str | None, url: str | None, backup: str | None, *, has_token: bool
+    log: str | None, config: str | None, backup: str | None, *, is_remote: bool, has_token: bool
 ) -> None:
     """Raise OncelogError for arguments that do not say what to check."""
     if log is not None:
         check_scheme(log)
     refusals = (
-        (log is None and config is None and url is None, "name what to check: a log, --config FILE or --url URL"),
+        (
+            log is None and config is None and not is_remote,
+            "name what to check: a log, --config FILE, --url URL or --profile NAME",
+        ),
         (log is not None and config is not None, "--config names the log; leave out LOG"),
-        (url is None and has_token, "--token and --token-file are checked at a server: add --url"),
+        (not is_remote and has_token, "--token and --token-file are checked at a server: add --url"),
         (
             backup is not None and log is None and config is None,
             "--backup is compared with a log: name the log, or --config FILE",

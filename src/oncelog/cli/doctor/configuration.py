@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from oncelog.cli.doctor.findings import Check, Finding, format_count, ok, problem, warning
-from oncelog.cli.terminal import format_duration, format_utc
+from oncelog.cli.output import format_duration, format_utc
 from oncelog.errors import SettingsError
 from oncelog.storage.address import is_address
 from oncelog.storage.clock import SystemClock

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.cli.clock import check_clock
 from oncelog.cli.doctor.findings import Check, Finding, format_bytes, ok, problem, warning
-from oncelog.cli.terminal import format_duration
+from oncelog.cli.output import format_duration
 from oncelog.errors import NotALogError, OncelogError, StoreUnavailableError
 from oncelog.storage.address import import_with_driver, redact_address
 from oncelog.storage.clock import SystemClock

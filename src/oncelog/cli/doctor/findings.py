@@ -4,15 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal
 
-import typer
 from msgspec import Struct
 
-from oncelog.cli.terminal import escape_unprintable
+from oncelog.cli.output import Style, escape_unprintable, style
 from oncelog.errors import OncelogError
 
 Level = Literal["ok", "warning", "problem"]
 Check = Iterator["Finding"]
-_COLORS: Final[dict[Level, str]] = {"ok": "green", "warning": "yellow", "problem": "red"}
+_STYLES: Final[dict[Level, Style]] = {"ok": "good", "warning": "heading", "problem": "bad"}
 _CHECK_WIDTH: Final = 12
 _MIB: Final = 2**20
 _GIB: Final = 2**30
@@ -64,7 +63,7 @@ def format_findings(check: Check, findings: list[Finding]) -> Iterator[str]:
         text = finding.message
         if finding.remedy:
             text += f"{'' if text.endswith(('.', '?')) else '.'} {finding.remedy}"
-        level = typer.style(f"{finding.level:<8}", fg=_COLORS[finding.level])
+        level = style(f"{finding.level:<8}", _STYLES[finding.level])
         yield f"{level} {finding.check:<{_CHECK_WIDTH}} {escape_unprintable(text)}"
     counts = Counter(finding.level for finding in findings)
     problems, warnings = (format_count(counts[level], level) for level in ("problem", "warning"))

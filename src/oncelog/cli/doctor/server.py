@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from oncelog.cli.doctor.configuration import judge_expiry
 from oncelog.cli.doctor.findings import Check, Finding, ok, problem, warning
-from oncelog.cli.remote import Remote
-from oncelog.cli.terminal import format_duration
+from oncelog.cli.output import format_duration
+from oncelog.cli.server_options import Remote
 from oncelog.client.runtime.http import EVENTS_PATH
 from oncelog.error_codes import PROTOCOL_VERSION
 from oncelog.errors import OncelogError
