@@ -66,7 +66,7 @@ def test_commands_for_a_server_share_their_options() -> None:
     shared = {"--url", "--token", "--token-file", "--profile"}
     using = {name for name, command in COMMANDS.items() if {"--url"} <= {o for p in command.params for o in p.opts}}
     assert using == {
-        *("submit", "tail", "load", "show", "stats", "audit"),
+        *("submit", "tail", "load", "show", "stats", "audit", "doctor"),
         *(name for name in COMMANDS if name.startswith("deltas ")),
     }
     for name in using:
