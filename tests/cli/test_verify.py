@@ -588,12 +588,8 @@ def test_files_that_are_not_logs_are_refused_and_not_changed(tmp_path: Path, cop
 
 
 def test_malformed_exported_head_is_refused(template: Path, tmp_path: Path) -> None:
-    for text in (
-        "",
-        "{}",
-        '{"epoch": "x", "lanes": [{"lane": 0, "position": 1, "height": 1, "block_hash": "zz"}]}',
-        "\xff",
-    ):
+    malformed_hash = '{"epoch": "x", "lanes": [{"lane": 0, "position": 1, "height": 1, "block_hash": "zz"}]}'
+    for text in ("", "{}", malformed_hash, "\xff"):
         head = tmp_path / "head.json"
         head.write_text(text, encoding="latin-1")
         done = RUNNER.invoke(COMMAND, ["verify", str(template), "--head", str(head)])
