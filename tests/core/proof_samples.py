@@ -190,13 +190,19 @@ def changed_values(value: Any) -> Iterator[Any]:
 
 
 def changed_structs(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield copies with each field changed in every way. New fields are included automatically."""
+    """Yield copies with each field changed in every way. New fields are included automatically.
+
+    The trace contexts of a record are left out: they are not part of its hash.
+    """
     for field in value.__struct_fields__:
+        if isinstance(value, Record) and field == "trace":
+            continue
         changed = list(changed_values(getattr(value, field)))
         assert changed, field
         for one in changed:
             yield field, replace(value, **{field: one})
 
 
-NOT_IN_THE_HEADER = frozenset({"body", "erased"})
-"""Fields that no hash covers directly: the leaf contains the body's hash, and only the store has the `erased` mark."""
+NOT_IN_THE_HEADER = frozenset({"body", "erased", "trace"})
+"""Fields that no hash covers directly: the leaf contains the body's hash, and only the store has the `erased` mark and
+the trace contexts."""

@@ -183,7 +183,7 @@ async def test_scope_function_that_does_not_return_text_raises_type_error() -> N
     async with WatchedLog() as log:
         app = Scripted(START, body_part(b""))
         numbered: Any = lambda _: 17  # noqa: E731
-        with pytest.raises(TypeError, match="a string or None, not int"):
+        with pytest.raises(TypeError, match="a string, a UUID or None, not int"):
             await exchange(IdempotencyMiddleware(app, log=log, scope=numbered), WHOLE)
         assert app.runs == 0
 
