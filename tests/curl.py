@@ -86,7 +86,7 @@ def _options() -> Namespace:
 
 
 def _end_after(seconds: float) -> None:
-    """Limit the whole transfer, as curl does. A socket timeout would start again with every chunk."""
+    """Limit the whole transfer, as curl does. A socket timeout would restart with every chunk."""
 
     def end(*_: object) -> None:
         raise TooLateError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 
 class AsyncContext:
-    """Base of objects that `async with` opens."""
+    """Base class of objects that `async with` opens."""
 
     def _name_openers(self) -> tuple[str, str]:
         """Return the calls that create the object and its blocking counterpart."""
@@ -29,7 +29,7 @@ class AsyncContext:
 
 
 class BlockingContext:
-    """Base of objects that `with` opens."""
+    """Base class of objects that `with` opens."""
 
     def _name_openers(self) -> tuple[str, str]:
         """Return the calls that create the object and its async counterpart."""

@@ -205,7 +205,7 @@ class CorruptError(StoreError):
 
 
 class WorkError(OncelogError):
-    """Base of all errors from work that runs once."""
+    """Base class of all errors from work that runs once."""
 
 
 class ConflictError(WorkError):
@@ -262,7 +262,7 @@ class TransactionError(WorkError):
 
 
 class ClientError(OncelogError):
-    """Base of all client errors."""
+    """Base class of all client errors."""
 
 
 class LostError(ClientError):

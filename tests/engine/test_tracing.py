@@ -93,7 +93,7 @@ async def test_a_retry_with_another_trace_replays_and_keeps_the_first_context(tm
     assert record.trace.traceparent == traceparent(traces.named("first")[0])
 
 
-async def test_equal_writes_in_flight_share_one_commit_whatever_their_traces(tmp_path: Path) -> None:
+async def test_equal_writes_in_flight_share_one_commit_regardless_of_their_traces(tmp_path: Path) -> None:
     traces = Traces()
     async with oncelog.open(tmp_path / "t.db", tracing=traces.provider) as log:
         verdicts = await asyncio.gather(*[submit_in(log, traces, f"request {n}", event(1)) for n in range(3)])

@@ -1,4 +1,4 @@
-"""Golden files: recorded behaviour, with which tests compare the current behaviour."""
+"""Golden files: recorded behaviour that tests compare with the current behaviour."""
 
 from collections.abc import Mapping
 from difflib import unified_diff

@@ -225,7 +225,7 @@ class SocketClient:
         return await self.request("sync", {"partitions": partitions, "since_committed_id": since, **members})
 
     async def wait_closed(self) -> int | None:
-        """Wait until the server closes the connection without any other message, and return the close code."""
+        """Return the close code of the server. Fail if the server sends another message first."""
         message = await soon(self.socket.receive())
         assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING), message
         return close_code(message, self.socket)

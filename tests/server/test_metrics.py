@@ -136,7 +136,7 @@ def test_commits_are_observed_by_size_and_duration() -> None:
     assert found["oncelog_queue_wait_seconds_sum",] == pytest.approx(0.5)
 
 
-def test_the_greatest_lags_are_shown_without_names_to_anonymous_callers() -> None:
+def test_largest_lags_are_shown_without_names_to_anonymous_callers() -> None:
     metrics = metrics_of(Counts())
     metrics.consumers = [Consumer("", f"c{number}", 0, number) for number in range(150)]
     shown = {name[1]: value for name, value in samples(metrics).items() if name[0] == "oncelog_consumer_lag_records"}

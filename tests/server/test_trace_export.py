@@ -107,7 +107,7 @@ async def test_serve_exports_spans_by_setting(tmp_path: Path) -> None:
     assert {"POST /v1/events", "oncelog.commit"} <= set(collector.spans)
 
 
-def test_serve_refuses_an_endpoint_that_is_no_url() -> None:
+def test_serve_refuses_an_endpoint_that_is_not_a_url() -> None:
     result = run_command("serve", *DEVELOPMENT, "--set=tracing.endpoint=ftp://collector")
     assert result.returncode != 0
     assert "tracing.endpoint must have the form http://host[:port][/path]" in result.stderr

@@ -37,7 +37,7 @@ from server.running_server import Serving, item, serving
 Refusal = tuple[str, dict[str, Any]]
 """The code and details of an error."""
 Write = Callable[[int], Awaitable[Refusal | None]]
-"""Sends write number N, which is always the same write. Returns None or the error."""
+"""Sends the write with this number, and returns the error or None. Equal numbers send equal writes."""
 
 WAYS: Final = ("events ws", "events http", "ledger grpc", "ledger http", "deltas", "chat ws", "chat http")
 MIB: Final = 2**20

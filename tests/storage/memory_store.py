@@ -1,4 +1,4 @@
-"""A store based on dictionaries, with which tests compare the database stores.
+"""A store based on dictionaries. Tests compare the database stores with it.
 
 It shares `plan` with them, but no queries.
 """
@@ -510,7 +510,7 @@ class _RecordIndex:
         return next((index for _, index in self.iterate_between(lane, position - 1, position)), None)
 
     def count_after(self, stream: str, cursor: int) -> int:
-        """Count the records after a cursor in a stream, or in lane 0 without a stream."""
+        """Count the records after a cursor in a stream, or in lane 0 if `stream` is empty."""
         order = self.get_order(stream or 0)
         return len(order) - _count_upto(order, cursor)
 

@@ -88,7 +88,7 @@ def test_evicted_clients_are_removed(tmp_path: Path) -> None:
         log.commit(*[transaction(ROWS + 20 + number, 20 + number, client="busy") for number in range(1, 21)])
         log.run_expiry()
         assert log.rows("clients") == 1
-        assert log.commit(transaction(9999, 1, client="c1")) == {Committed}  # the client starts again at 1
+        assert log.commit(transaction(9999, 1, client="c1")) == {Committed}  # the sequence restarts at 1
 
 
 @pytest.mark.rule("CO-17")

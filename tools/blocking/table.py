@@ -200,7 +200,7 @@ Any number of threads may share one log; one group commit can contain the writes
     ),
     Module(
         name="oncelog.client.runtime.blocking",
-        docstring="The blocking twin of `StatusSource`, the base of clients and scopes.",
+        docstring="The blocking twin of `StatusSource`, the base class of clients and scopes.",
         twins=(
             Twin(
                 source="oncelog.client.runtime.client:StatusSource",

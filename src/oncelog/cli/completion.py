@@ -13,7 +13,7 @@ from oncelog.cli.terminal import print_message
 
 PROGRAM: Final = "oncelog"
 COMPLETE_VARIABLE: Final = "_ONCELOG_COMPLETE"
-"""Environment variable with which the shell asks for completions."""
+"""Environment variable that a shell sets to request completions."""
 
 
 def completion(

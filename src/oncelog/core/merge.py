@@ -153,8 +153,8 @@ def extract(
 ) -> RowDelta | None:
     """Return the delta between two states of a row, or None if they are equal.
 
-    Columns are sorted by UTF-16 code units, whatever their order in the rows. A client that rebuilds the delta after a
-    crash, from the same rows, clock and names, therefore gets the same id.
+    Columns are sorted by UTF-16 code units, regardless of their order in the rows. A client that rebuilds the delta
+    after a crash, from the same rows, clock and names, therefore gets the same id.
     """
     if after is None:
         return None if before is None else _build_delta(Op.DELETE, {}, client_id, hlc, table, row_id)

@@ -669,7 +669,7 @@ class Changes(StateTables[None]):
     records: list[Record] = field(default_factory=list)
     heads: dict[int, LaneHead] = field(default_factory=dict)
     leap: int = 0
-    """Number above which all numbers continue after a leap, which is the floor of all streams. 0 without a leap."""
+    """Floor of all streams after a leap: all later numbers are higher. 0 if no leap has happened."""
 
     @property
     def is_empty(self) -> bool:

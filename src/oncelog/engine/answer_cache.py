@@ -41,7 +41,7 @@ class _CachedBlock(Struct, frozen=True, gc=False):
 
 
 class _RetentionCache:
-    """Base of both caches: decides whether an entry may still be served."""
+    """Base class of both caches: decides whether an entry may still be served."""
 
     def __init__(self, ttl_ms: int) -> None:
         self._ttl_ms = ttl_ms

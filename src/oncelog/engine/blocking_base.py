@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class BlockingLogBase(BlockingResource):
-    """Base of `BlockingLog`."""
+    """Base class of `BlockingLog`."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(log, "oncelog")
@@ -54,7 +54,7 @@ class BlockingLogBase(BlockingResource):
 
 
 class BlockingLeaseManagerBase(BlockingObject):
-    """Base of `BlockingLeaseManager`: methods that run in the caller's thread."""
+    """Base class of `BlockingLeaseManager`: methods that run in the caller's thread."""
 
     def __init__(self, lease_manager: LeaseManager, portal: Portal) -> None:
         super().__init__(portal)

@@ -31,7 +31,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     page_records_max: int = 1000
     """Maximum records in a page. A read with a larger `limit` returns at most this many."""
     page_bytes_max: int = 8 * _MIB
-    """Maximum bytes in a page. A page has at least one record, whatever its size."""
+    """Maximum bytes in a page. A page has at least one record, regardless of its size."""
     subscriptions_max: int = 10_000
     """Maximum readers that follow the log."""
     subscription_records_max: int = 1000

@@ -362,7 +362,7 @@ def encode_args(args: Mapping[str, Any], tool: Tool) -> dict[str, Any]:
 def restore_args(args: dict[str, Any], forms: Mapping[str, Any], tool: Tool) -> dict[str, Any]:
     """Return the arguments with JSON values restored as the annotated types of the tool's parameters.
 
-    An argument that is not JSON stays as it is. Raises CanonicalError for a value that does not have the type.
+    An argument that is not JSON does not change. Raises CanonicalError for a value that does not have the type.
     """
     return {name: _restore_argument(name, value, forms[name], tool) for name, value in args.items()}
 

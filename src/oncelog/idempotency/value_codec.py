@@ -50,7 +50,7 @@ class _AdaptedMeta(type):
 
 
 class _AdaptedType(metaclass=_AdaptedMeta):
-    """Base of classes that stand for a type which only pydantic can restore, such as a union of models."""
+    """Base class of classes that stand for a type which only pydantic can restore, such as a union of models."""
 
     adapter: Any
 
@@ -107,7 +107,7 @@ def _validate(validate_json: Callable[[bytes], Any], form: Any) -> Any:
 
 
 def build_codec_type(kind: Any) -> Any:
-    """Return the type with which msgspec decodes values of a type.
+    """Return the type that msgspec uses to decode values of a type.
 
     Raises TypeError for a type that msgspec cannot decode and that contains no model.
     """

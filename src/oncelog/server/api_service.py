@@ -61,7 +61,7 @@ async def describe_outcome(
 
 
 def unknown_error(field: str) -> ApiError:
-    """Return the error for an id without a record that the caller may read."""
+    """Return the error for an id that has no record, or none that the caller may read."""
     return field_error(field, NEVER_COMMITTED, error_codes.NOT_FOUND)
 
 

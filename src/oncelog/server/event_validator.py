@@ -44,7 +44,7 @@ class NewEvent(Struct, frozen=True):
 EventCheck = Callable[[NewEvent], None]
 
 VALIDATORS_GROUP: Final = "oncelog.validators"
-"""Entry point group in which the server looks up the name in the setting `validate`."""
+"""Entry point group that the server searches for the name in the setting `validate`."""
 OBJECTION_CHARACTERS_MAX: Final = 2000
 """Maximum length of an objection. A longer one is truncated and ends with the number of omitted characters."""
 

@@ -138,7 +138,7 @@ class HttpFastPath:
         return _FastConnection(self, new_fallback, limiter)
 
     def close_idle(self, since_s: float) -> None:
-        """Close connections that have had no request since that time."""
+        """Close connections that have had no request since `since_s`."""
         for connection in list(self.connections):
             if not connection.is_busy and connection.last_active_s < since_s:
                 connection.close()

@@ -118,7 +118,7 @@ def set_headers(headers: CIMultiDict[str]) -> None:
         headers.update(RESPONSE_HEADERS)
         for name, value in DEFAULT_HEADERS.items():
             headers.setdefault(name, value)
-    else:  # half the time of the other branch
+    else:  # takes half the time of the other branch
         headers["Server"] = SERVER_NAME  # aiohttp has set its own
         headers.extend(_MISSING_HEADERS)
 

@@ -224,7 +224,7 @@ class MetricsListener(HttpPort):
 
     @property
     def port(self) -> int:
-        """The port that the listener is bound to, or 0 before the start."""
+        """The port that the listener is bound to, or 0 if it has not started."""
         return next((address[1] for address in self.addresses), 0)
 
 

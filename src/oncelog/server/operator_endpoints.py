@@ -57,7 +57,7 @@ _API_PATHS: Final = {
 }
 """Where the operations of each API begin."""
 PART_BYTES: Final = 16 * 1024
-"""Size of the parts in which the server writes a document, each after the client has read enough of the previous ones.
+"""Size of the parts of a document. The server writes each part after the client has read enough of the previous ones.
 Every caller may request the document, so the server must not buffer all of it for a client that does not read."""
 _METRICS_DESCRIPTION: Final = (
     "Requires read access to `oncelog/metrics`. With `metrics_public`, a request without a credential gets the "

@@ -1,4 +1,4 @@
-"""The gate that every HTTP request passes.
+"""The gate that every HTTP request passes through.
 
 The gate checks the host, the origin, the client's address and the number of streams, and converts exceptions to error
 responses.
@@ -151,7 +151,7 @@ class RequestGate:
     def _find_refusal(
         self, remote: str | None, host: str | None, forwarded: str | None, origin: str | None
     ) -> tuple[str, str] | None:
-        """Return the header for which a request is refused, and why. Cached, because most requests are alike."""
+        """Return the header that causes a refusal and the reason, or None. Cached, because most requests are alike."""
         if self._is_development and not is_loopback_host(host):
             # An attacker can point a web page's host name at this machine, which makes the page share the server's
             # origin.
@@ -196,7 +196,7 @@ class RequestGate:
     # --- streams
 
     def admit_stream(self, request: web.Request) -> Caller:
-        """Return the caller of a WebSocket or stream, which stays open. Raises ApiError if a limit is reached."""
+        """Admit a WebSocket or other long-lived stream. Return its caller. Raises ApiError if a limit is reached."""
         connection = self.limiter.by_transport.get(request.transport)
         self._check_capacity(connection)
         self.open_requests.pop(id(request), None)

@@ -188,7 +188,7 @@ class ApiKeySettings(Struct, frozen=True, kw_only=True):
     """API keys, which `oncelog apikey` creates."""
 
     file: str | None = None
-    """The key file. Without it the server accepts no API keys."""
+    """The key file. If this is not set, the server accepts no API keys."""
 
 
 class TicketSettings(Struct, frozen=True, kw_only=True):
@@ -196,7 +196,7 @@ class TicketSettings(Struct, frozen=True, kw_only=True):
 
     key_file: str | None = None
     """File with a secret of at least 32 bytes. Servers with the same file accept each other's tickets, and tickets from
-    before a restart. Without it, each process has a random key. SIGHUP reloads it."""
+    before a restart. If this is not set, each process has a random key. SIGHUP reloads it."""
 
 
 class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
@@ -352,7 +352,7 @@ def load(config_path: str | None, environment: Mapping[str, str], overrides: Map
 
 
 def find_problems(config_path: str, environment: Mapping[str, str]) -> list[str]:
-    """Return everything for which `load` would refuse a file and the environment, where `load` reports only the first.
+    """Return all problems with a file and the environment. `load` raises an error for the first of them.
 
     The settings are checked together only if each of them is valid.
     """
@@ -381,7 +381,7 @@ def find_problems(config_path: str, environment: Mapping[str, str]) -> list[str]
 
 
 def _check_value(name: str, field: _Field, sourced: sources.SourcedValue) -> Any:
-    """Decode a value and check it with its struct, in which all other settings have their defaults."""
+    """Decode a value and check it in its struct, with defaults for all other settings."""
     value = sources.decode_value(name, field.kind, sourced)
     try:
         replace(_PARTS[field.part][1], **{field.name: value})

@@ -33,7 +33,7 @@ class WebSocketSessionTransport:
     def __init__(self, request: web.Request, transport: asyncio.Transport) -> None:
         self._request = request
         self._transport: asyncio.Transport | None = transport
-        # TLS transports have different limits, with which `drain` would wait even though the queue has room.
+        # TLS transports have different limits, which would make `drain` wait even though the queue has room.
         transport.set_write_buffer_limits(high=TRANSPORT_BYTES_HIGH)
 
     def write(self, data: bytes) -> None:

@@ -57,8 +57,8 @@ def backup(
 ) -> BackupResult:
     """Copy the current state of a log. Other processes may keep writing; the copy does not contain their later commits.
 
-    The copy gets `file_mode`, whatever the mode of the log file. Raises StoreError if the destination exists (unless
-    `force`) or is an open log.
+    The copy gets `file_mode`, regardless of the mode of the log file. Raises StoreError if the destination exists
+    (unless `force`) or is an open log.
     """
     target = Path(destination)
     _check_target(target, source, force=force)

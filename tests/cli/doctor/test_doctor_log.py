@@ -64,7 +64,7 @@ def test_checks_change_nothing(log: Path) -> None:
     ("content", "message"),
     [(None, "does not exist"), (b"", "is empty"), (b"text" * 100, "is not an SQLite database")],
 )
-def test_file_that_is_no_log_is_a_problem(content: bytes | None, message: str, tmp_path: Path) -> None:
+def test_file_that_is_not_a_log_is_a_problem(content: bytes | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "other.db"
     if content is not None:
         path.write_bytes(content)

@@ -40,7 +40,7 @@ async def first_pause_ms(pauses: list[float]) -> float:
 
 
 async def call_unreachable(*_: object) -> None:
-    raise LostError("not known")
+    raise LostError("the outcome is unknown")
 
 
 async def test_restarted_server_ends_the_pause_before_the_next_attempt(tmp_path: Path, pauses: list[float]) -> None:
@@ -73,7 +73,7 @@ async def test_reconnect_ms_max_does_not_lengthen_shorter_pauses(reconnect_ms_ma
         writing.cancel()
 
 
-async def test_reachable_server_without_an_answer_gets_the_whole_pause(
+async def test_pause_is_not_shortened_if_a_reachable_server_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
     async with serving(tmp_path) as served, ledger_of(address_of(served), limits=LONG) as ledger:

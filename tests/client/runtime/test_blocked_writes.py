@@ -143,8 +143,8 @@ async def test_exceeded_quota_of_a_ledger_is_reported_despite_gap_answers(
             expect_written(await soon(one))
         assert ledger.last_error is None
         assert await keys_of(ledger) == ["k1", "k2", "k3"]
-    assert count_lines(caplog, logging.WARNING, "no answer; the write is sent again: quota_exceeded") == 1
-    assert count_lines(caplog, logging.INFO, "the server answers again") == 1
+    assert count_lines(caplog, logging.WARNING, "a call to the server failed and will be retried: quota_exceeded") == 1
+    assert count_lines(caplog, logging.INFO, "the server is responding again") == 1
 
 
 def test_last_error_of_the_queues_that_are_still_blocked_is_reported() -> None:

@@ -1,4 +1,4 @@
-"""The Chat API on two servers that share a log behaves the same, regardless of the server of a user."""
+"""The Chat API on two servers that share a log behaves the same, regardless of the server that a user uses."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -112,7 +112,7 @@ class Model:
         if sequence > last + 1:
             return ("sequence_gap", last)
         if sequence <= last:
-            old = table.sequences[*client, sequence]  # the stored record decides, regardless of its age
+            old = table.sequences[*client, sequence]  # the stored record determines the answer, regardless of its age
             return old.place if old.fingerprint == write.fingerprint else ("sequence_reused", last)
         self._commit(write, now_ms, lane, table)
         return ("committed", *table.sequences[*client, sequence].place[1:])

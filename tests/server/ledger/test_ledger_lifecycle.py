@@ -88,14 +88,14 @@ async def test_stopping_server_reports_not_serving_and_answers_accepted_writes(
 async def test_calls_during_shutdown_fail_as_unavailable(
     tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once stopped, gRPC answers calls with CANCELLED. The server therefore first waits until no calls arrive."""
+    """Once stopped, gRPC answers calls with CANCELLED. The server therefore first waits until calls stop arriving."""
     async with run_server(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as server:
         began = asyncio.Event()
         service: Any = server.server.grpc_service
         sleep = asyncio.sleep
 
         async def sleep_until_called(delay_s: float, *given: Any) -> Any:
-            """Wait for the next call instead of for a pause without calls, which a busy machine could prolong."""
+            """Wait for the next call rather than for a quiet period, which might never come on a busy machine."""
             if delay_s == grpc_service.QUIET_S:
                 came = service._call_count
                 await until(lambda: service._call_count != came or all(caller.done() for caller in callers))

@@ -47,7 +47,7 @@ for await (const line of createInterface({ input: process.stdin })) {
 
 
 def node() -> str:
-    """Return the path of node. Without it the tests fail instead of being skipped."""
+    """Return the path of node. If node is missing, the tests fail instead of being skipped."""
     found = shutil.which("node")
     if found is None:
         pytest.fail("node is missing: `make test` installs it, as does apt-get install nodejs")

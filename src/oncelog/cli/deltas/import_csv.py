@@ -210,7 +210,7 @@ class _ImportState(Struct, frozen=True):
 
 
 def _load_state(path: Path) -> _ImportState | None:
-    """Load the state of an interrupted import, or return None without one. Raises OncelogError."""
+    """Load the state of an interrupted import. Returns None if no import was interrupted. Raises OncelogError."""
     try:
         with path.open("rb") as file:
             text = file.read(STATE_BYTES_MAX)

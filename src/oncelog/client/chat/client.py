@@ -83,7 +83,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         """Store the configuration; `async with` opens the file and connects.
 
         `path` is the client's file, which is created if it is missing, or ":memory:" for messages that need not survive
-        a restart. The file belongs to one device of one user. It stores `device_id`; without one, the client generates
+        a restart. The file belongs to one device of one user. It stores `device_id`; by default, the client generates
         an id. `token` is a string, or a function that the client calls for each connection and request.
         """
         self.limits = check_limits(limits, ChatLimits)

@@ -1,4 +1,4 @@
-"""Decides when a chat client sends syncs, messages and acknowledgements. Base of the protocol.
+"""Decides when a chat client sends syncs, messages and acknowledgements. The base class of the protocol.
 
 The client sends a chat's messages in order once the chat is synced. It syncs a few chats at a time. It briefly collects
 acknowledgements before sending them, and repeats any that the server may not have received.
@@ -158,7 +158,7 @@ class ChatSender(BaseProtocol):
             self._send_ack(self.chats[chat_id])
 
     def _take_due(self, work: Work, now_ms: int | None) -> list[str]:
-        """Remove the due times, or all times without `now_ms`, and return their chats."""
+        """Remove the times up to `now_ms` (None: all times), and return their chats."""
         times = self._due_ms[work]
         due = [chat_id for chat_id, at_ms in times.items() if now_ms is None or at_ms <= now_ms]
         for chat_id in due:

@@ -1,4 +1,4 @@
-"""Base of the blocking deltas client, which refuses calls from within edit functions."""
+"""Base class of the blocking deltas client, which refuses calls from within edit functions."""
 
 import threading
 from collections.abc import Callable
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class BlockingDeltasBase(BlockingBaseClient):
-    """Base of `BlockingDeltasClient`."""
+    """Base class of `BlockingDeltasClient`."""
 
     def __init__(self, client: BaseClient[Any, Any], name: str) -> None:
         super().__init__(client, name)

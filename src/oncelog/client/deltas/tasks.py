@@ -28,7 +28,7 @@ from oncelog.errors import ClientError, LostError, ProtocolError
 
 
 class SyncTask(RetryTask[DeltasRuntime]):
-    """Base of the pusher and the puller."""
+    """Base class of the pusher and the puller."""
 
     protocol: PushProtocol | PullProtocol
 

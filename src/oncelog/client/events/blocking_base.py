@@ -18,7 +18,7 @@ _in_handler: Final[ContextVar[bool]] = ContextVar("in_handler", default=False)
 
 
 class BlockingEventsBase(BlockingBaseClient):
-    """Base of `BlockingClient`."""
+    """Base class of `BlockingClient`."""
 
     def close(self) -> None:
         """Close the client. Raises RuntimeError when called by a handler."""

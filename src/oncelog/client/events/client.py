@@ -74,8 +74,8 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         """Store the configuration; `async with` opens the file and connects.
 
         `path` is an SQLite file, which is created if it is missing and may contain the application's tables, or
-        ":memory:" for an outbox that need not survive a restart. The client follows `partitions`; without any, it only
-        submits. The file stores `client_id`; without one, the client generates an id. The client calls
+        ":memory:" for an outbox that need not survive a restart. The client follows `partitions`; with an empty list,
+        it only submits. The file stores `client_id`; by default, the client generates an id. The client calls
         `apply(connection, events)` in the transaction that moves the cursor, and `reset(connection)` in the transaction
         that restarts from a different cursor. `store` is the deprecated name of `path`.
         """

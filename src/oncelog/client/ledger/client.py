@@ -4,7 +4,8 @@
         outcome = await ledger.write([set_entity("user:1", b"…", must_not_exist=True), relate("doc", "owner", "ann")])
 
 The client is also its first scope. `ledger.scope("acme", "main")` returns another scope, with a separate stream in the
-same file. The `protocol` decides, the `store` saves, and one `write_stream` per scope does the I/O.
+same file. The `protocol` makes all decisions, the `store` saves the state, and one `write_stream` per scope does the
+I/O.
 """
 
 import asyncio

@@ -38,9 +38,9 @@ RETENTION_MS: Final = 23 * 3600 * 1000
 """The server cannot have evicted a write that is younger than this: 24 hours, less one hour for clock skew."""
 
 STATE_VALID_MS: Final = 60_000
-"""Age up to which the client state counts as current. Before an old write is sent, the state must be current."""
+"""Maximum age of a client state that counts as current. Before an old write is sent, the state must be current."""
 WINDOW_MIN: Final = 4
-"""Refusals never reduce the number of writes that may be in flight below this."""
+"""Lowest number to which refusals reduce the writes that may be in flight."""
 
 
 class LedgerProtocol:
@@ -57,7 +57,7 @@ class LedgerProtocol:
         self.is_refused = False
         """Whether the protocol is paused because the server denies access."""
         self.was_adopted = False
-        """Whether the server had evicted the client, but no write could be executed twice."""
+        """Whether the server evicted the client while no pending write had been sent, so none can be executed twice."""
         self._queue: dict[int, QueuedWrite] = {}
         self._in_flight = 0
         self._in_flight_max = self._window = in_flight_max
@@ -228,7 +228,7 @@ class LedgerProtocol:
             case Refused(code):
                 if code in CONDITION_CODES:  # the server checks conditions only for the next write in sequence
                     self._advance(call.sequence - 1)
-                # Every write behind it was sent for nothing. If refusals are frequent, send fewer writes ahead.
+                # Every write behind it must be sent again. If refusals are frequent, send fewer writes ahead.
                 self._window = max(self._window // 2, min(WINDOW_MIN, self._in_flight_max))
                 self._handle_refusal(entry, answer)
             case SequenceGap(last):
@@ -341,7 +341,7 @@ class LedgerProtocol:
                 if entry.sequence <= last and entry.sent_sequence == entry.sequence and not entry.is_probe:
                     entry.is_probe = True
                     self._probes += 1
-                    # Other writes wait for a probe, so save it whatever its place in the queue.
+                    # Other writes wait for a probe, so save it regardless of its place in the queue.
                     if entry.saved_sequence != entry.sequence:
                         self._unsaved[entry.number] = entry
             self._renumber()

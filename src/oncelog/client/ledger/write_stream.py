@@ -59,7 +59,7 @@ class Pending(BasePending[QueuedWrite, Outcome]):
 class LedgerOutbox(BaseOutbox[LedgerRuntime, QueuedWrite, Pending, bool]):
     """Outbox of one scope. The protocol holds its own changes until they are saved."""
 
-    reused_text = "a write with other operations is pending under the key {draft}"
+    reused_text = "a write with different operations is pending under the key {draft}"
 
     def __init__(self, runtime: LedgerRuntime, stored: StoredScope, on_saved: Callable[[], None]) -> None:
         """`on_saved` is called after each save, when the protocol may have new calls to make."""
@@ -112,7 +112,7 @@ class LedgerOutbox(BaseOutbox[LedgerRuntime, QueuedWrite, Pending, bool]):
         return [PendingWrite(UUID(bytes=entry.key), sequence, entry.operations) for sequence, entry in found]
 
     def report(self, settled: SettledWrite) -> None:
-        """Report an outcome unless it was already reported: a committed write is reported before and after its save."""
+        """Report an outcome once. The protocol passes the outcome of a committed write before and after its save."""
         entry, outcome = settled
         if not entry.is_reported:
             entry.is_reported, entry.outcome = True, outcome
@@ -275,7 +275,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
                 self.outbox.fail_callers(entry, forgotten_error)
         if protocol.was_adopted:
             protocol.was_adopted = False
-            logger.warning("the server had evicted this client in %s: its sequence starts again", self._names)
+            logger.warning("the server evicted this client from %s; its sequence restarts at 1", self._names)
         self.outbox.wake()
         self._runtime.wake_waiters()
 
@@ -323,14 +323,14 @@ class WriteStream(RetryTask[LedgerRuntime]):
 
     def _record_answer(self) -> None:
         if self.last_error is not None:
-            logger.info("the server answers again")
+            logger.info("the server is responding again")
         self.last_error = None
         self._backoff.reset()
         self._answered_at = time.monotonic()
 
     def _record_no_answer(self, error: LostError | ServerRefusedError) -> None:
         if self.last_error is None:
-            logger.warning("no answer; the write is sent again: %s", error)
+            logger.warning("a call to the server failed and will be retried: %s", error)
         self._record_error(str(error))
         if isinstance(error, ServerRefusedError):
             self._retry_after_ms = max(self._retry_after_ms, error.retry_after_ms)
@@ -353,8 +353,8 @@ class WriteStream(RetryTask[LedgerRuntime]):
     async def _wait(self, pause: RetryPause) -> None:
         """Wait until the next attempt. The pause ends early when a lost connection is re-established.
 
-        It lasts at least until the next attempt to connect. Without this minimum, the client would call a server that
-        closes every connection without any pause.
+        It lasts at least until the next attempt to connect. Without this minimum, the client would retry without a
+        pause while a server closes every connection.
         """
         loop, backoff, reconnect_ms_max = asyncio.get_running_loop(), self._backoff, self._limits.reconnect_ms_max
         pause_s = poll_s = backoff.next_pause_s(pause)

@@ -97,7 +97,7 @@ async def run_until_first_ends(work: Iterable[Awaitable[object]]) -> None:
 
 
 class RetryTask(ABC, Generic[Runtime]):
-    """Base of tasks that repeat a step. `run` is the body of the task."""
+    """Base class of tasks that repeat a step. `run` is the body of the task."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime

@@ -1,4 +1,4 @@
-"""Base of the blocking clients."""
+"""Base class of the blocking clients."""
 
 from collections.abc import Callable
 from functools import update_wrapper

@@ -1,6 +1,6 @@
 """Lifecycle of a client: its store thread, tasks and waiting callers, from opening to closing or failure.
 
-`BaseClient` is the base of the four public client classes. The parts of a client share its `ClientRuntime`.
+`BaseClient` is the base class of the four public clients. The parts of a client share its `ClientRuntime`.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The task that keeps a client connected, and the base of the clients that run it.
+"""The task that keeps a client connected, and the base class of the clients that run it.
 
 The task reads and writes each connection and checks that the server answers in time. After a connection ends, it pauses
 and reconnects.

@@ -62,7 +62,7 @@ class BasePending(Generic[Entry, OutcomeType]):
 
 
 class OutboxStore(BaseStore):
-    """Base of stores with an outbox."""
+    """Base class of stores with an outbox."""
 
     _next_number = 1
 
@@ -90,9 +90,9 @@ class _Submission(NamedTuple, Generic[Entry]):
 
 
 class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
-    """Base of outboxes. `run` is the body of the task; a subclass saves and reports."""
+    """Base class of outboxes. `run` is the body of the task; a subclass saves and reports."""
 
-    reused_text: ClassVar[str] = "another write with the id of the {draft} is in the outbox"
+    reused_text: ClassVar[str] = "a different write with the id of the {draft} is in the outbox"
     """Error text when a different write reuses the id of a pending one."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Base of the WebSocket client protocols: state without I/O."""
+"""Base class of the WebSocket client protocols: state without I/O."""
 
 import logging
 from abc import ABC, abstractmethod

@@ -131,7 +131,7 @@ class StoreFile:
             raise
 
     def _check_version(self, connection: sqlite3.Connection) -> int:
-        """Return the version of the tables, or 0 without tables. Raise NotALogError for another program's file."""
+        """Return the version of the tables, or 0 if they do not exist. Raises NotALogError for a foreign file."""
         schema = self._schema
         version = schema.load_version(connection)
         if schema.application_id:
@@ -164,7 +164,7 @@ class StoreFile:
         """
         if self.path == MEMORY:
             return
-        path = f"{os.path.realpath(self.path)}{self._schema.lock_suffix}"  # the same for every path of the file
+        path = f"{os.path.realpath(self.path)}{self._schema.lock_suffix}"  # the same for every path to the file
         try:
             lock = open_or_create(path, os.O_RDWR)
         except OSError as error:
@@ -209,7 +209,7 @@ class StoreFile:
 
 
 class BaseStore:
-    """Base of stores."""
+    """Base class of the clients' stores."""
 
     _schema: ClassVar[StoreSchema]
 

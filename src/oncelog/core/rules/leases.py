@@ -1,8 +1,8 @@
 """Leases: the right of one caller to work on a key, until it expires or is released.
 
-Every lease has a holder, which is a secret of the caller that claimed it, and a fencing number that is unique in its
-lane. A lease expires by log time (`_is_active`). An expired lease still belongs to its holder until another caller
-claims the key, so that slow work is not lost unnecessarily. The lease is forgotten LEASE_MEMORY_MS later
+Every lease has a holder token, which only the caller that claimed the lease knows, and a fencing number that is unique
+in its lane. A lease expires by log time (`_is_active`). An expired lease still belongs to its holder until another
+caller claims the key, so that slow work is not lost unnecessarily. The lease is forgotten LEASE_MEMORY_MS later
 (`is_forgotten`), even if its row is still stored.
 """
 
@@ -38,7 +38,9 @@ _NO_LEASE: Final = Lease(fence=0, holder="", until_ms=0, fingerprint=b"")
 
 
 def claim(item: Claim, state: BatchState) -> Granted | Replayed | Refused:
-    """Answer a known key. For a new key, grant a lease unless another caller has an active one."""
+    """For a known key, return the answer that its record determines. For a new key, grant a lease unless another caller
+    has an active one.
+    """
     lane = state.get_policy_lane(item.policy, item.scope)
     remembered = state.keys.get(key_identity(item))
     answer = None if remembered is None else answer_known(item, remembered, lane)

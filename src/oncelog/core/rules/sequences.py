@@ -7,7 +7,7 @@ from oncelog.core.values import ClientEntry, Reason, Refused, Remembered, Replay
 def check_client_sequence(submission: Submission, lane: LaneDraft, state: BatchState) -> Replayed | Refused | None:
     """Return None for the client's next write, or the answer to a number that is old or too high.
 
-    The submission's key is unknown: a known key has already been answered, whatever its number.
+    The submission's key is unknown: a known key has already been answered, regardless of its number.
     """
     entry = state.clients.get(client_identity(submission))
     is_known = entry is not None and lane.remembers(submission.policy.retention, entry.last_seen_ms)
@@ -26,10 +26,10 @@ def check_client_sequence(submission: Submission, lane: LaneDraft, state: BatchS
 
 
 def _answer_old_sequence(submission: Submission, last: int, state: BatchState) -> Replayed | Refused:
-    """Answer an old number, which is never committed again. Equal content is a retry, different content an error."""
+    """Return the answer to an old number, which is never committed again. Different content is an error."""
     identity = (*client_identity(submission), submission.client_sequence)
     # Compare with the record, because the client's entry may have been evicted. Of several records, use the newest:
-    # an evicted client starts again at 1.
+    # the sequence of an evicted client restarts at 1.
     remembered = state.sequences.get(identity)
     if remembered is None:
         return Replayed(None)  # It was committed, because a later number was, but its record is gone.

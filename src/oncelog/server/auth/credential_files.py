@@ -157,7 +157,7 @@ class FileRead(Struct, frozen=True, eq=False):
 
     @property
     def is_insecure(self) -> bool:
-        """Whether other users may read or change the file. Its content may remove keys and rights, but adds none."""
+        """Whether other users may read or change the file. Such a file can remove keys and rights, but not add any."""
         return self.error is not None and self.content is not None
 
 

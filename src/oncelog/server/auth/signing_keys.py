@@ -249,7 +249,7 @@ def _decode_member(path: str, index: int, member: Mapping[str, JsonValue]) -> Si
     if algorithm is None or key.alg not in (None, algorithm):
         return None
     if not key.kid:
-        raise SettingsError(f"{location} has no kid, by which tokens select a key")
+        raise SettingsError(f"{location} has no kid; tokens select a key by its kid")
     return SigningKey(algorithm, key.kid, key)
 
 

@@ -45,13 +45,13 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
     tables instead, for a path with a comma or an id with a colon: `{ kind = "pem", path = "keys/login.pem", key_id =
     "1" }`."""
     issuer: str | None = None
-    """Required value of `iss`. Without it, any value is accepted."""
+    """Required value of `iss`. If this is not set, any value is accepted."""
     audiences: tuple[str, ...] = ()
     """Accepted values of `aud`. With an empty list, any value is accepted."""
     leeway_ms: int = LEEWAY_MS_DEFAULT
     """Tolerated difference between the clocks of the issuer and the server, at most 300,000."""
     lifetime_max_ms: int = TOKEN_LIFETIME_MS_DEFAULT
-    """Longest time from `iat` (or from now, without it) to `exp`. The server refuses tokens that live longer. 0
+    """Longest time from `iat` (or from now, if it is missing) to `exp`. The server refuses tokens that live longer. 0
     switches the limit off."""
     grants_claim: str = "grants"
     """Name of the claim that contains the grants."""
@@ -142,7 +142,7 @@ class Tokens(CredentialUser):
             )
 
     def _merge_keys(self, contents: Mapping[KeyFile, LoadedKeys]) -> list[SigningKey]:
-        """Return the keys of all files as they would be with these contents."""
+        """Return the keys that all files contain after these contents have replaced the current ones."""
         of_file = {**self._by_file, **contents}
         return [key for source in self._settings.key_files if source in of_file for key in of_file[source].keys]
 

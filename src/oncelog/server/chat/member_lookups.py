@@ -22,14 +22,15 @@ from oncelog.server import logger
 from oncelog.server.api_service import ApiService
 
 QUERY_PAIRS_MAX: Final = 1000
-"""Chat and user pairs in one store query. A query for a single chat may have more."""
+"""Maximum number of pairs of a chat and a user in one store query. A query for a single chat may exceed it."""
 PARALLEL_READS_MAX: Final = 8
-"""How many chats' missed messages are read concurrently, one page each. The other chats wait for the next round."""
+"""Maximum number of chats whose missed messages are read concurrently, one page each. The others wait for the next
+round."""
 PENDING_MAX: Final = 100_000
 """Maximum number of chats, membership changes and senders that wait for answers, about 30 MB. If more are waiting, the
 store has stopped responding."""
 UNFOLLOWED_FACTOR: Final = 10
-"""How many chats without members among the users are cached, as a multiple of `live_chats_max`. Each is one dict
+"""Maximum number of cached chats without members among the users, as a multiple of `live_chats_max`. Each is one dict
 entry."""
 
 
@@ -61,7 +62,7 @@ class _PendingChat:
     after: int = 0
     """Sequence directly before the first message to send."""
     last: int = 0
-    """Sequence of the newest message, or 0 without messages."""
+    """Sequence of the newest message, or 0 if the chat has no undelivered message."""
     senders: dict[int, object] = field(default_factory=dict)
     changes: list[tuple[str, bytes]] = field(default_factory=list)
     queried: dict[str, int] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class _PendingChat:
 
     @property
     def size(self) -> int:
-        """How much the chat counts towards `PENDING_MAX`."""
+        """Number of items that count towards `PENDING_MAX`: the chat, its senders and its changes."""
         return 1 + len(self.senders) + len(self.changes)
 
 

@@ -394,7 +394,7 @@ class ChatMessages:
 
 @contextmanager
 def _refuse_invalid_message() -> Iterator[None]:
-    """Translate all errors in a message, except for its length, to one code (CH-3, CH-10)."""
+    """Translate all errors in a message to one code, except the error about its length (CH-3, CH-10)."""
     try:
         yield
     except ApiError as error:
@@ -418,4 +418,4 @@ class _FastSend(Struct, gc=False):
 
 _decode_fast_send: Final = msgspec.json.Decoder(_FastSend).decode
 _FAST_COLONS: Final = 4
-"""Colons in a plain message: one each after the names type, client_message_id, chat_id and content."""
+"""Number of colons in a plain message: one after each of the names type, client_message_id, chat_id and content."""

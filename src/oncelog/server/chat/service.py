@@ -157,7 +157,7 @@ class ChatService(ApiService):
         return MessagePage(self._select_messages(page.records), page.has_more, page.cursor.position, page.newest)
 
     async def load_before(self, scope: str, principal: Principal, before: int | None, limit: int | None) -> MessagePage:
-        """Return the messages directly before a sequence (or the newest ones, without it), in ascending order."""
+        """Return the messages directly before a sequence (None: the newest ones), in ascending order."""
         newest = (await self.load_membership(scope, principal)).newest
         upto = newest if before is None else max(0, min(before - 1, newest))
         size = self.page_sizes.clamp(limit)

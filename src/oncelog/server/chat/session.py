@@ -187,7 +187,7 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
             self.close(WSCloseCode.INTERNAL_ERROR, "unavailable")
 
     def close(self, code: int, reason: str) -> None:
-        """See the base class. A client that may reconnect first receives the delay."""
+        """See the base class. Before the close, a client that may reconnect receives the delay."""
         if code == WSCloseCode.GOING_AWAY:
             self._enqueue(codec.encode_closing_frame(reason, RECONNECT_DELAY_MS))
         super().close(code, reason)

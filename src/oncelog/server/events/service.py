@@ -52,7 +52,7 @@ class EventsService(ApiService):
     # --- submit
 
     def authorize(self, submit: Submit, may_write: Callable[[str], bool]) -> Submit:
-        """Return the submission, with rejections instead of the items that the caller may not write (EV-10)."""
+        """Return the submission. A rejection replaces each item that the caller may not write (EV-10)."""
         rate = self._rate
         have_own_ids = bool(self._tenants.event_scopes)
         items: list[Submission | RejectedItem] = []

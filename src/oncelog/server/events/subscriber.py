@@ -173,7 +173,7 @@ class Subscriber:
     # --- pages
 
     async def send_page(self, sync: Sync, msg_id: bytes, check_allowed: Callable[[], None]) -> None:
-        """Send a page. If the read fails, scope and delivery remain as they were.
+        """Send a page. If the read fails, scope and delivery do not change.
 
         `check_allowed` runs after the read, because the rights may have changed meanwhile. Raises its errors, or
         ApiError.

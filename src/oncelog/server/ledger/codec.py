@@ -57,7 +57,7 @@ _UUID_HYPHENS: Final = slice(8, 24, 5)
 
 
 class _RequestJson(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
-    # Forbid unknown fields, so that a misspelt `vault` does not write to the organization (LG-22).
+    # Forbid unknown fields: if a misspelt `vault` were ignored, the write would go to the organization (LG-22).
 
     organization: str
     sequence: int
@@ -97,7 +97,7 @@ def decode_batch(body: bytes) -> Write:
 
 
 def merge_operations(batch: Any) -> list[Any]:
-    """Return the operations of all writes in a batch, which was decoded from JSON or from a gRPC message.
+    """Return the operations of all writes in a batch decoded from JSON or from a gRPC message.
 
     Raises ApiError for a batch without writes, and for a write without operations or with a scope that differs from the
     batch's (LG-17).
@@ -166,7 +166,7 @@ def spell_code(error: ApiError) -> str:
 
 
 def _to_previous_members(error: ApiError) -> dict[str, Any]:
-    """Return the member `error` as it was before problem documents, for older clients."""
+    """Return the member `error` in the format that preceded problem documents, for older clients."""
     if "number" not in error.details:
         return to_error_member(error)
     return {"error": {"code": spell_code(error), "message": error.message, **error.details}}
@@ -228,7 +228,11 @@ def encode_transaction(transaction: Members) -> bytes:
 
 # --- JSON schemas of the OpenAPI document ------------------------------------------------------------
 
-_NEXT_PAGE_TOKEN: Final = {**TEXT_SCHEMA, "deprecated": True, "description": "`next_after`; empty on the last page."}
+_NEXT_PAGE_TOKEN: Final = {
+    **TEXT_SCHEMA,
+    "deprecated": True,
+    "description": "Same value as `next_after`, but empty on the last page.",
+}
 _HEX: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]*$"}
 _HASH: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 TX_ID: Final[Schema] = {"type": "string", "pattern": f"^[0-9a-f]{{{TX_ID_DIGITS}}}$"}

@@ -55,7 +55,7 @@ METADATA_BYTES_MAX: Final = 32 * 1024
 STOP_NOTICE_S: Final = 0.2
 """How long health watchers and new callers have to learn that the server is stopping."""
 QUIET_S: Final = 0.03
-"""The server assumes that no more calls are on their way after this long without a new one."""
+"""Time without a new call after which the server assumes that no more calls are on their way."""
 MESSAGE_TIMEOUT_S: Final = 60
 """Timeout for receiving a call's message."""
 CLOSE_TIMEOUT_S: Final = 1.0
@@ -71,7 +71,7 @@ AddressLookup = Callable[[str | None, str | None], str]
 
 
 class LedgerGrpcService(OpenConnections[LiveStream]):
-    """The gRPC service, which authenticates every call. The open connections that it keeps are streams of blocks."""
+    """The gRPC service, which authenticates every call. `connections` contains the open streams of blocks."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
         self._read_deadlines: dict[asyncio.Task[Any], float | None] = {}
         """Deadlines of calls whose message has not arrived. None once the deadline has passed."""
         self._call_count = 0
-        """How many calls there have been so far."""
+        """Number of calls so far."""
         self.port = 0
         """The port that the service listens on, or 0 if it is not listening."""
 
@@ -170,7 +170,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
         )
 
     async def _wait_for_quiet(self) -> None:
-        """Wait until no new calls arrive. gRPC would fail calls that it has not handed over yet with CANCELLED."""
+        """Wait until new calls stop arriving. gRPC would cancel the calls that it has not passed to the server yet."""
         until = asyncio.get_running_loop().time() + STOP_NOTICE_S
         previous_count = -1
         while previous_count != self._call_count and asyncio.get_running_loop().time() < until:
@@ -227,7 +227,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
         sent: dict[str, str] = {}
         for name, value in context.invocation_metadata() or ():
             if name in tracer.header_names:
-                sent[name] = f"{sent[name]},{value}" if name in sent else str(value)  # two values are an invalid one
+                sent[name] = f"{sent[name]},{value}" if name in sent else str(value)  # two values make an invalid one
         method = kind.DESCRIPTOR.name.removesuffix("Request")
         attributes = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
         span = tracer.start(f"{SERVICE}/{method}", sent, attributes)

@@ -1,6 +1,7 @@
 """The Ledger API's writes, for gRPC and HTTP: authorization, submission, and answers from verdicts.
 
-CO-18 sets the order: shape, authorization, and only then the log. `core.plan` decides; this module translates.
+CO-18 sets the order: shape, authorization, and only then the log. `core.plan` makes the decisions; this module
+translates requests and verdicts.
 """
 
 import asyncio
@@ -216,7 +217,7 @@ class LedgerService(ApiService):
             elif refusal.value is not None:
                 members |= {"current_version": refusal.current, "current_value": refusal.value}
         elif reason is Reason.IDENTITY_REUSED:
-            message = "the idempotency key was used for other operations; nothing was written"
+            message = "the idempotency key was used for different operations; nothing was written"
         else:
             members = {"last_committed_sequence": refusal.current}
         return WriteError(code, message, members)

@@ -19,12 +19,12 @@ from oncelog.server.ledger.service import LedgerService
 from oncelog.server.ledger.values import Write, WriteAnswer
 
 BATCHING_THRESHOLD: Final = 16
-"""The batcher holds new writes if at least this many writes are in the log's queue, or answers in the last two
-windows."""
+"""Minimum number of writes in the log's queue, or of answers in the last two windows, at which the batcher holds new
+writes."""
 RATE_WINDOW_S: Final = 0.02
-"""Window in which answers are counted."""
+"""Duration of a window. The batcher counts the answers in each window."""
 BATCH_WRITES_MAX: Final = 32
-"""The batch is submitted immediately at this many held writes."""
+"""Number of held writes at which the batcher submits them immediately."""
 BATCH_WAIT_S: Final = 0.003
 """Maximum time that a write is held. An answer to an earlier write also releases it, because the next commit begins."""
 
@@ -42,7 +42,7 @@ class WriteBatcher:
         self._is_flush_scheduled = False
         self._window_start_s = 0.0
         self._window_answers = self._previous_window_answers = 0
-        """How many answers there were in the current and the previous window."""
+        """Numbers of answers in the current and the previous window."""
 
     def write(self, decode: DecodeWrite, message: Any, principal: Principal) -> asyncio.Future[bytes]:
         """Submit a write, now or with the next batch. The future returns the encoded answer or raises ApiError."""

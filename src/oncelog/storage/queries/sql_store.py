@@ -1,4 +1,4 @@
-"""Base of the SQLite and PostgreSQL stores: reads, and the counting of usage while commits continue.
+"""Base class of the SQLite and PostgreSQL stores: reads, and the counting of usage while commits continue.
 
 A method decorated with `shared_query` is a generator: it yields statements, which the engine runs on a read connection
 (`queries.statement`).
@@ -77,7 +77,7 @@ def shared_query(
 
 
 class SqlStore(ABC):
-    """Base of the stores. See `storage.store.Store` for the contract of each method."""
+    """Base class of the stores. See `storage.store.Store` for the contract of each method."""
 
     _view_fetch_rows_max: int
     """Maximum number of rows that one statement of `read_views` fetches."""

@@ -39,7 +39,7 @@ _NEWEST_ROOT_SQL: Final = "SELECT lane, height, root FROM oncelog_blocks ORDER B
 
 
 class _BorrowedConnection:
-    """Wraps the caller's connection for the store: rows are tuples, whatever row factory the connection uses."""
+    """Wraps the caller's connection for the store: rows are tuples, regardless of the connection's row factory."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection

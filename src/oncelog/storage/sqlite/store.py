@@ -52,8 +52,8 @@ LOOP_WAIT_S_MAX: Final = 0.1
 OFF_LOOP_S: Final = 5.0
 """How long the writer thread writes all batches after one has blocked the event loop for over LOOP_WAIT_S_MAX."""
 IMMEDIATE_COMMIT_RECORDS: Final = 64
-"""Minimum records for which COMMIT starts immediately, in parallel with the event loop. For fewer records, the thread
-switch, for which the loop waits, costs more than it saves."""
+"""Minimum number of records in a batch whose COMMIT starts immediately, in parallel with the event loop. For fewer
+records, the loop loses more time to the thread switch than it saves."""
 CHECKPOINT_RECORDS: Final = 1024
 CHECKPOINT_PAUSE_S: Final = 0.1
 """Pause after a checkpoint, which moves the write-ahead log into the file after CHECKPOINT_RECORDS records. With large
