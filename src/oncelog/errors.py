@@ -41,6 +41,8 @@ OncelogError
     └── CorruptError              stored data contradicts itself
 """
 
+from typing import Final
+
 from oncelog.cursor import Cursor
 from oncelog.error_codes import RETRYABLE_CODES
 from oncelog.refusal_reasons import Reason
@@ -151,11 +153,17 @@ class UnstorableError(OncelogError):
     help."""
 
 
+AUTHENTICATION_FAILED: Final = (
+    "authentication failed: send a valid token or API key; the server's log says why it refused one"
+)
+"""The same text for every reason, so that it reveals nothing about a credential."""
+
+
 class AuthError(OncelogError):
     """A credential is invalid. Only the server's log has the `reason`; callers get the same text for every reason."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__("authentication failed")
+        super().__init__(AUTHENTICATION_FAILED)
         self.reason = reason
 
 

@@ -70,7 +70,21 @@ def describe_creation_error(path: str, error: OSError) -> str:
     directory = Path(path).parent
     if isinstance(error, FileNotFoundError) and not directory.exists():
         return f"{path} cannot be created: {error.strerror}: the directory {directory} does not exist; create it first"
-    return f"{path} cannot be created: {error.strerror}"
+    return f"{path} cannot be created: {error.strerror}; check the directory {directory} and its permissions"
+
+
+_READ_HINTS: Final = {
+    errno.ENOENT: "; check the path",
+    errno.ENOTDIR: "; check the path",
+    errno.EISDIR: "; name a file in it",
+    errno.EACCES: "; check its permissions",
+    errno.EPERM: "; check its permissions",
+}
+
+
+def describe_read_error(path: str, error: OSError) -> str:
+    """Return the error message for a file that cannot be read."""
+    return f"{path} cannot be read: {error.strerror}{_READ_HINTS.get(error.errno or 0, '')}"
 
 
 def open_new(path: str | os.PathLike[str], flags: int, mode: int = OWNER_ONLY) -> int:

@@ -3,9 +3,7 @@
 import builtins
 import importlib
 import socket
-import struct
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from cli import sample_log
+from cli.password_server import PasswordServer
 from cli.runner import COMMAND, RUNNER
 from cli.server_process import oncelog
 from databases import query, server_address
@@ -114,44 +113,6 @@ def test_malformed_address_is_refused(address: str) -> None:
 
 def test_invalid_address_parameter_is_refused() -> None:
     expect_refusal("postgresql://ann:secret@127.0.0.1/orders?sslmode=nonsense", "`sslmode` parameter must be one of")
-
-
-class PasswordServer:
-    """Speaks the PostgreSQL protocol up to authentication, and rejects every password."""
-
-    def __init__(self) -> None:
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self._thread = threading.Thread(target=self._refuse_all)
-        self._thread.start()
-
-    @property
-    def address(self) -> str:
-        return f"postgresql://ann:secret@127.0.0.1:{self._listening.getsockname()[1]}/orders"
-
-    def close(self) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-        self._thread.join()
-
-    def _refuse_all(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listening.accept()
-            except OSError:
-                return
-            with connection:
-                self._refuse(connection)
-
-    def _refuse(self, connection: socket.socket) -> None:
-        data = connection.recv(4096)
-        if data[4:8] == struct.pack("!i", 80877103):  # TLS request
-            connection.sendall(b"N")
-            data = connection.recv(4096)
-        if data:
-            connection.sendall(b"R" + struct.pack("!ii", 8, 3))
-            connection.recv(4096)
-            refusal = b'SFATAL\0VFATAL\0C28P01\0Mpassword authentication failed for user "ann"\0\0'
-            connection.sendall(b"E" + struct.pack("!i", 4 + len(refusal)) + refusal)
 
 
 @pytest.fixture

@@ -456,7 +456,9 @@ def test_exported_head_confirms_the_newest_block_of_its_lane(log: str, tmp_path:
         assert status == 1
         assert words in output
     head.write_text("{}")
-    assert expect_refusal("--check", "-", "--head", str(head), given=newest).startswith("not an exported head: ")
+    assert expect_refusal("--check", "-", "--head", str(head), given=newest).startswith(
+        f"{head} is not an exported head: "
+    )
     assert "--head: each identifies" in expect_refusal(
         "--check", "-", "--head", str(head), "--block-hash", "00" * 32, given=newest
     )
@@ -477,14 +479,15 @@ def test_changed_document_is_not_proven(document: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "not a proof: $: Input data was truncated"),
-        (b"{}", "not a proof: $: Object missing required field `record`"),
-        (b'{"\x9b":1}', "not a proof: $: is not UTF-8"),
-        (b'{"record":{"lane":-1}}', "not a proof: $.record: Object missing required field `position`"),
+        (b"", "$: Input data was truncated"),
+        (b"{}", "$: Object missing required field `record`"),
+        (b'{"\x9b":1}', "$: is not UTF-8"),
+        (b'{"record":{"lane":-1}}', "$.record: Object missing required field `position`"),
     ],
 )
 def test_malformed_document_is_refused(data: bytes, words: str) -> None:
-    assert expect_refusal("--check", "-", given=data) == words
+    expected = f"standard input is not a proof: {words}; `oncelog proof` prints one"
+    assert expect_refusal("--check", "-", given=data) == expected
 
 
 def test_check_escapes_control_characters_of_a_document(tmp_path: Path) -> None:

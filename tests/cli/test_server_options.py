@@ -182,7 +182,8 @@ def test_malformed_file_is_explained(file: Path, text: str, problem: str) -> Non
 
 def test_unknown_profile_is_reported_with_the_known_ones(file: Path) -> None:
     message = refusal("tail", "--profile", "none", "--partition", "a")
-    assert message == f"oncelog: --profile: {file} has no profile 'none'; it has local, production, file\n"
+    known = "it has local, production, file. Add a table [profiles.none] with url"
+    assert message == f"oncelog: --profile: {file} has no profile 'none'; {known}\n"
 
 
 def test_missing_file_is_an_error_only_if_a_variable_names_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

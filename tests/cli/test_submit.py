@@ -17,6 +17,7 @@ from cli.scripted_server import answer, scripted
 from cli.server_process import ONE_ATTEMPT, ServerProcess, oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
 from oncelog.cli import server_options
+from oncelog.errors import AUTHENTICATION_FAILED
 
 ID = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10"
 COMMITTED = re.compile(r"committed (\d+) ([0-9a-f-]{36})")
@@ -307,7 +308,7 @@ def test_token_is_read_from_option_file_or_environment(tmp_path: Path) -> None:
         assert oncelog(*command, "a", "--token-file", str(file), event, ONCELOG_TOKEN="wrong").returncode == 0  # noqa: S106
         assert oncelog(*command, "a", event, ONCELOG_TOKEN=key).returncode == 0
         done = oncelog(*command, "a", event)
-        assert (done.returncode, done.stderr) == (2, "oncelog: auth_failed: authentication failed\n")
+        assert (done.returncode, done.stderr) == (2, f"oncelog: auth_failed: {AUTHENTICATION_FAILED}\n")
         done = oncelog(*command, "a", "--token", key, "--client-id", "other", event)
         assert (done.returncode, done.stdout) == (2, "")
         done = oncelog(*command, "b", "--token", key, event)

@@ -15,6 +15,7 @@ from cli.server_process import ServerProcess, oncelog, serving, start_command, w
 from databases import BOTH_STORES
 from deadlines import wait_until
 from oncelog.cli.tail import PAGE_EVENTS, _format_line
+from oncelog.errors import AUTHENTICATION_FAILED
 
 
 @pytest.fixture(scope="module")
@@ -186,13 +187,14 @@ def test_unauthorized_tail_is_refused(tmp_path: Path) -> None:
         command = ["tail", "--url", served.url, "--partition"]
         done = oncelog(*command, "b", "--client-id", "c", ONCELOG_TOKEN=key)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == "oncelog: forbidden: partitions: the credential has no read access to some of them\n"
+        hint = "the credential has no read access to some of them; its grants must include them"
+        assert done.stderr == f"oncelog: forbidden: partitions: {hint}\n"
         done = oncelog(*command, "a", "--client-id", "c", ONCELOG_TOKEN="wrong")  # noqa: S106
         assert (done.returncode, done.stdout) == (2, "")
         hint = "the token is invalid, or belongs to a client other than 'c' (--client-id)"
         assert done.stderr == f"oncelog: auth_failed: {hint}\n"
         done = oncelog(*command, "a")
-        assert (done.returncode, done.stderr) == (2, "oncelog: auth_failed: authentication failed\n")
+        assert (done.returncode, done.stderr) == (2, f"oncelog: auth_failed: {AUTHENTICATION_FAILED}\n")
 
 
 def test_tail_of_an_unreachable_server_is_refused(tmp_path: Path) -> None:

@@ -152,7 +152,8 @@ def test_validator_entry_point_is_found_and_must_be_unique(
 
 def test_missing_validator_is_reported(module: str, tmp_path: Path) -> None:
     assert refusal("no_such_module:check") == (
-        "validate: no_such_module:check cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"
+        "validate: no_such_module:check cannot be imported: ModuleNotFoundError: No module named 'no_such_module'; "
+        "install the module for the server's Python, or add its directory to PYTHONPATH"
     )
     assert f"{module}:nothing cannot be imported: AttributeError" in refusal(f"{module}:nothing")
     assert refusal(f"{module}:number") == f"validate: {module}:number is not callable"

@@ -268,8 +268,8 @@ def test_wrong_value_in_a_file_is_refused_with_its_path(text: str, message: str,
 
 def test_unreadable_or_malformed_file_is_refused(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing.toml")
-    assert refusal(missing) == f"{missing} cannot be read: No such file or directory"
-    assert refusal(str(tmp_path)) == f"{tmp_path} is not a file"
+    assert refusal(missing) == f"{missing} cannot be read: No such file or directory; check the path"
+    assert refusal(str(tmp_path)) == f"{tmp_path} is not a file: name a regular file"
     path = settings_file(tmp_path, "port = = 1")
     assert re.search(r"is not valid TOML: .*line 1", refusal(path))
     assert "is not valid TOML" in refusal(settings_file(tmp_path, "port = 1\nport = 2"))

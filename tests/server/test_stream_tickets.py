@@ -9,6 +9,7 @@ import pytest
 
 from databases import BOTH_STORES
 from deadlines import soon
+from oncelog.errors import AUTHENTICATION_FAILED
 from oncelog.server.auth.stream_tickets import TICKET_PREFIX
 from oncelog.server.settings import TicketSettings
 from oncelog.testing.clock import ManualClock
@@ -216,7 +217,7 @@ async def test_malformed_ticket_is_refused_like_a_wrong_one(tmp_path: Path, tick
     async with serving(tmp_path, tokens=True) as served:
         answer = await served.get(with_ticket(f"{STREAM}?partition=a", ticket))
         assert answer.refusal == (401, "auth_failed")
-        assert answer.error["message"] == "authentication failed"
+        assert answer.error["message"] == AUTHENTICATION_FAILED
 
 
 async def test_request_has_a_ticket_or_a_credential_but_not_both(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import typer
 
 from oncelog.cli.terminal import EXIT_IO_ERROR, print_message
 from oncelog.errors import OncelogError, SettingsError
-from oncelog.file_modes import open_new, sync_path
+from oncelog.file_modes import describe_read_error, open_new, sync_path
 from oncelog.server.auth.secret_files import SecretCheck, check_secret_file
 
 STANDARD_INPUT: Final = "-"
@@ -28,7 +28,7 @@ def open_file(path: str) -> BufferedReader:
     try:
         return Path(path).open("rb")
     except OSError as error:
-        raise OncelogError(f"{path} cannot be read: {error.strerror}") from error
+        raise OncelogError(describe_read_error(path, error)) from error
 
 
 def open_input(path: str, content: str = "") -> AbstractContextManager[BinaryIO]:
@@ -89,6 +89,6 @@ def read_token_file(path: str, bytes_max: int) -> str:
                 check_secret_file(path, found.st_uid, stat.S_IMODE(found.st_mode), "a token", get_secret_check())
             return file.read(bytes_max).decode("ascii")
     except OSError as error:
-        raise OncelogError(f"{path} cannot be read: {error.strerror}") from error
+        raise OncelogError(describe_read_error(path, error)) from error
     except UnicodeDecodeError:
         raise OncelogError(f"{path} does not contain a token") from None

@@ -45,7 +45,9 @@ class ProfileFile(Struct, frozen=True):
         found = self.profiles.get(name)
         if found is None:
             known = f"it has {', '.join(self.profiles)}" if self.profiles else "it has no profiles"
-            raise SettingsError(f"{source}: {self.path} has no profile {name!r}; {known}")
+            raise SettingsError(
+                f"{source}: {self.path} has no profile {name!r}; {known}. Add a table [profiles.{name}] with url"
+            )
         return found
 
     def load_token(self, profile: Profile) -> str | None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from oncelog.cli.files import open_input, write_new_file
+from oncelog.cli.files import STANDARD_INPUT, open_input, write_new_file
 from oncelog.cli.output import print_result
 from oncelog.cli.record_lookup import (
     AsText,
@@ -156,12 +156,13 @@ def _check_document(file: str, block_hash: str | None, head: Path | None, as_jso
     if block_hash is not None and head is not None:
         raise OncelogError("--block-hash cannot be combined with --head: each identifies the expected block.")
     expected_hash = None if block_hash is None else _parse_hash(block_hash)
-    exported = None if head is None else decode_exported_head(head.read_bytes())
+    exported = None if head is None else decode_exported_head(head.read_bytes(), str(head))
     try:
         with open_input(file) as opened:
             document = decode(opened.read(DOCUMENT_BYTES_MAX + 1))  # one byte more than `decode` accepts
     except ProofError as error:
-        raise OncelogError(f"not a proof: {error}") from error
+        name = "standard input" if file == STANDARD_INPUT else file
+        raise OncelogError(f"{name} is not a proof: {error}; `oncelog proof` prints one") from error
     trusted_hash, comparison = _find_anchor(document, expected_hash, exported)
     result = verify(document, block_hash=trusted_hash)
     lines = (

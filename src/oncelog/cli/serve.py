@@ -80,6 +80,8 @@ def serve(  # noqa: PLR0913, PLR0917 - the options of a command
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
+        import uvloop  # noqa: F401, PLC0415 - checks that it is installed
+
         from oncelog.server import log_format  # noqa: PLC0415 - the library alone does not need it
         from oncelog.server.settings import load  # noqa: PLC0415
     except ModuleNotFoundError as error:

@@ -119,7 +119,7 @@ async def find_on_server(remote: Remote, query: ServerQuery) -> Finding:
     async with open_client(remote) as client:
         response = await client.request("GET", path)
     if response.status != HTTPStatus.OK:
-        return Finding(Outcome(Status.UNKNOWN, _explain_missing(response)))
+        return Finding(Outcome(Status.UNKNOWN, _explain_missing(response, remote.url)))
     with translate_decode_errors(remote):
         answer = msgspec.json.decode(response.body, type=_Answer)
         status = msgspec.convert(answer.status, Status)
@@ -138,12 +138,12 @@ async def find_on_server(remote: Remote, query: ServerQuery) -> Finding:
     return Finding(Outcome(status, answer.reason, record), record.identity, block_hash)
 
 
-def _explain_missing(response: HttpResponse) -> str:
+def _explain_missing(response: HttpResponse, url: str) -> str:
     """Return why the server has no record. Raises ServerRefusedError if the request failed for another reason."""
     try:
         problem = msgspec.json.decode(response.body, type=_Problem)
     except msgspec.MsgspecError:
-        raise status_error(response.status) from None
+        raise status_error(response.status, url) from None
     if response.status == HTTPStatus.NOT_FOUND and problem.code.lower() == _NOT_FOUND_CODE:
         return problem.detail.partition(": ")[2]
     raise ServerRefusedError(problem.code, problem.detail)

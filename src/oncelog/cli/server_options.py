@@ -191,7 +191,7 @@ def build_remote(options: ServerOptions, *, is_named: bool = False) -> Remote:
 
 def _load_credential(options: ServerOptions, choice: ServerChoice) -> str | None:
     if options.token is not None and options.token_file is not None:
-        raise OncelogError("--token cannot be combined with --token-file")
+        raise OncelogError("--token cannot be combined with --token-file: pass one of them")
     from_environment = os.environ.get(TOKEN_VARIABLE)
     if options.token is not None:
         token: str | None = options.token
@@ -203,7 +203,7 @@ def _load_credential(options: ServerOptions, choice: ServerChoice) -> str | None
         token = choice.load_token() or from_environment
     token = None if token is None else token.strip()
     if token and not (token.isascii() and token.isprintable()):
-        raise OncelogError("the token has invalid characters")
+        raise OncelogError("the token has invalid characters: it must be printable ASCII, without line breaks")
     return token or None
 
 

@@ -56,7 +56,7 @@ def verify(
 
     Example:  oncelog verify postgresql://oncelog@db.example.org/orders
     """
-    exported = None if head is None else decode_exported_head(head.read_bytes())
+    exported = None if head is None else decode_exported_head(head.read_bytes(), str(head))
     result: Inconsistency | VerificationSummary = Inconsistency("the verification ended early")
     options = VerifyOptions(not no_side_state, None if temp_dir is None else str(temp_dir))
     with ProgressMeter() as meter:

@@ -40,6 +40,7 @@ def event(
     key = id.bytes if isinstance(id, UUID) else parse_uuid(id)
     normal = _normalize_partitions(partitions)
     body = _encode_event(event)
+    _check_expected(expected_position, "$.expected_position")
     return Submission(
         policy=EVENTS,
         scope=scope,
@@ -99,6 +100,8 @@ def write(  # noqa: PLR0913 - the fields of a submission, all named
     A text key is encoded in UTF-8, a UUID as its 16 bytes. Operations, row deltas and leases are fields of Submission.
     """
     canonical_body = canonical_at(body, "$.body")
+    _check_expected(expected_sequence, "$.expected_sequence")
+    _check_expected(expected_position, "$.expected_position")
     return Submission(
         policy=policy,
         scope=scope,
@@ -130,6 +133,8 @@ def parse_uuid(value: JsonValue, path: str = "$.id") -> bytes:
             key = b""
         if len(key) == 16:
             return key
+    if type(value) is not str:
+        raise CanonicalError(path, f"must be a UUID as a string, not {type(value).__name__}")
     check_text(value, path)
     raise CanonicalError(path, "must be a UUID of 32 hexadecimal digits in five groups")
 
@@ -142,7 +147,7 @@ def _normalize_partitions(partitions: Sequence[str]) -> tuple[str, ...]:
         if type(only) is str and only.isascii() and 1 <= len(only) <= PARTITION_CHARACTERS_MAX:
             return (only,)  # the common case: already in normal form
     if isinstance(partitions, str) or not isinstance(partitions, Sequence):
-        raise CanonicalError("$.partitions", "must be an array of strings")
+        raise CanonicalError("$.partitions", f"must be a list (array) of strings, not {type(partitions).__name__}")
     normal = normal_partitions(partitions)
     if not 1 <= len(normal) <= PARTITIONS_MAX:
         raise CanonicalError("$.partitions", f"must have 1 to {PARTITIONS_MAX} different entries, not {len(normal)}")
@@ -158,6 +163,11 @@ def _encode_event(value: JsonValue) -> bytes:
         check_text(get_required(members, "type", "$.event"), "$.event.type")
         raise CanonicalError("$.event.type", "must not be empty")
     return canonical_at(value, "$.event")
+
+
+def _check_expected(number: int | None, path: str) -> None:
+    if number is not None and type(number) is not int:
+        raise CanonicalError(path, f"must be a whole number or None, not {type(number).__name__}")
 
 
 def _encode_key(key: bytes | str | UUID) -> bytes:

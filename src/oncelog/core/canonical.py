@@ -46,6 +46,7 @@ FAST_DEPTH_LEVELS_MAX: Final = 64
 SEND_AS_STRING: Final = "; send it as a string"
 """Suffix of the reason for a refused number."""
 
+LONE_SURROGATE: Final = "lone surrogate in a string; remove it, or send the whole surrogate pair"
 _SHORT_TEXT_CHARACTERS: Final = 64
 _LONG_RUN_CHARACTERS: Final = 32
 """Length at which a run of combining marks is too slow for `unicodedata` to sort. Real text has a few marks in a row;
@@ -54,7 +55,19 @@ _COMBINING_MARKS: Final = (0x300, 0x1E94B)
 """Range of code points that includes all combining marks. A test checks the code points outside it."""
 _COMPOSED_MARKS: Final = "\u0f73\u0f75\u0f81"
 """The only other characters that decompose to combining marks. A test checks that there are no more."""
-_NOT_FINITE: Final = "NaN and infinities have no JSON form"
+_NOT_FINITE: Final = "NaN and infinities have no JSON form; use null (None) or a string"
+_JSON_TYPES: Final = "use a dict, list, string, number, bool or None"
+_JSON_FORMS: Final = {
+    "bytes": "encode it as a string, for example in base64",
+    "date": "use its string form, isoformat()",
+    "datetime": "use its string form, isoformat()",
+    "Decimal": "use its string form, str()",
+    "set": "use a list",
+    "frozenset": "use a list",
+    "tuple": "use a list",
+    "UUID": "use its string form, str()",
+}
+"""Replacements for values without a JSON form, by name of their type."""
 _TOO_LARGE: Final = f"beyond the largest double, 1.7976931348623157e+308{SEND_AS_STRING}"
 _TOO_DEEP: Final = f"nested deeper than {DEPTH_LEVELS_MAX} levels"
 _FAST_FLOAT_MIN: Final = 1e-4
@@ -458,7 +471,8 @@ def _encode_other_scalar(value: JsonValue) -> str:
     if value is None or type(value) is bool:
         return _LITERALS[value]
     _check_readable(value)
-    raise UnreadableValue(f"a value of type {type(value).__name__} has no JSON form")
+    kind = type(value).__name__
+    raise UnreadableValue(f"a value of type {kind} has no JSON form; {_JSON_FORMS.get(kind, _JSON_TYPES)}")
 
 
 def _check_readable(value: JsonValue) -> str:
@@ -476,7 +490,7 @@ def _check_key(key: object) -> None:
 
 def _check_text(text: str) -> str:
     if not is_unicode(text):
-        raise UnreadableValue("lone surrogate in a string")
+        raise UnreadableValue(LONE_SURROGATE)
     return text
 
 

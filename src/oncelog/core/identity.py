@@ -16,6 +16,7 @@ import msgspec
 import orjson
 
 from oncelog.core.canonical import (
+    LONE_SURROGATE,
     JsonValue,
     UnreadableValue,
     canonical,
@@ -279,7 +280,7 @@ def check_text(value: JsonValue, path: str) -> str:
     if type(value) is not str:
         raise CanonicalError(path, f"must be a string, not {_json_type_name(value)}")
     if not is_unicode(value):
-        raise CanonicalError(path, "lone surrogate in a string")
+        raise CanonicalError(path, LONE_SURROGATE)
     return value
 
 

@@ -166,7 +166,8 @@ class Policy(Struct, frozen=True, kw_only=True):
         OnReuse.REFUSE."""
         for field, kind in _FIELD_TYPES.items():
             value = getattr(self, field)
-            _check(type(value) is kind, f"{self.name}: {field} must be of type {kind.__name__}, not {value!r}")
+            hint = "; use kept_for(hours=24) or FOREVER" if kind is Retention else ""
+            _check(type(value) is kind, f"{self.name}: {field} must be of type {kind.__name__}, not {value!r}{hint}")
         _check(
             [type(length) for length in self.key_bytes] == [int, int],
             f"{self.name}: key_bytes must be two whole numbers, not {self.key_bytes!r}",

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from oncelog.core.canonical import INTEGER_MAX
+from oncelog.core.canonical import INTEGER_MAX, LONE_SURROGATE
 from oncelog.core.identity import check_length, request_hash, scope_of
 from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX, OPERATIONS_MAX
 from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Relate, SetEntity, Unrelate
@@ -176,7 +176,7 @@ def encode_operations(operations: Sequence[Operation]) -> bytes:
     try:
         return _encode_body(_BodyJson(tuple([_operation_to_json(operation) for operation in operations])))
     except UnicodeEncodeError as error:
-        raise CanonicalError("$", "lone surrogate in a string") from error
+        raise CanonicalError("$", LONE_SURROGATE) from error
 
 
 def _operation_to_json(operation: Operation) -> OperationJson:

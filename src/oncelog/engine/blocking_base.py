@@ -96,4 +96,7 @@ def wrap_opener(open_log: Callable[P, Log], build: Callable[[Log], B]) -> Callab
 
 
 def _build_closed_error() -> ClosedError:
-    return ClosedError("the log is not open; use it inside `with oncelog.open_blocking(…)`")
+    return ClosedError(
+        "the log is not open; use it inside `with oncelog.open_blocking(…)`, and open it in the process that uses it, "
+        "not before a fork"
+    )

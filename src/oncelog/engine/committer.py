@@ -7,7 +7,9 @@ committer bisects it until that submission fails alone. It permanently refuses a
 """
 
 import asyncio
+import inspect
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -160,6 +162,8 @@ class Committer:
         """How many batches have failed in a row. The committer logs the first failure and the recovery."""
         self._drain_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread_id = 0
+        """The thread that runs the event loop."""
         self._is_closing = False
         self._arrival_times = ArrivalTimes()
         self._batch_arrived_s = 0.0
@@ -173,8 +177,21 @@ class Committer:
         """Called after every group commit."""
 
     def create_future(self) -> asyncio.Future[Any]:
-        """Create a future on the log's event loop, for use as a sink."""
-        return (self._loop or self._get_loop()).create_future()
+        """Create a future on the log's event loop, for use as a sink.
+
+        Raises RuntimeError in another thread, or after the event loop was closed.
+        """
+        loop = self._loop or self._get_loop()
+        if threading.get_ident() != self._thread_id or loop.is_closed():
+            raise RuntimeError(
+                "the log was opened in another thread or event loop: open one in this event loop with "
+                "`async with oncelog.open(…)`, or share a log between threads with `oncelog.open_blocking(…)`"
+            )
+        return loop.create_future()
+
+    def bind_to_loop(self) -> None:
+        """Remember the running event loop, in which the log is opened."""
+        self._get_loop()
 
     @overload
     def submit(self, item: Item) -> Verdict | asyncio.Future[Verdict]: ...
@@ -370,6 +387,7 @@ class Committer:
         """Return the only event loop that uses the log. It is cached because `get_running_loop` makes a system call."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
+            self._thread_id = threading.get_ident()
         return self._loop
 
     # --- group commit
@@ -636,7 +654,18 @@ def _send_error(entry: _QueueEntry, error: Exception) -> None:
 
 def _check_item(item: object) -> None:
     if not isinstance(item, Item):
-        raise TypeError(f"a submitted item must be a Submission or another Item, not {type(item).__name__}")
+        raise TypeError(
+            f"a submitted item must be a Submission or another Item, not {type(item).__name__}: {_advise(item)}"
+        )
+
+
+def _advise(item: object) -> str:
+    """Return what a program should do that submits something else than an item."""
+    if inspect.isawaitable(item):
+        return "await it first"
+    if isinstance(item, list | tuple):
+        return "pass several items to submit_many"
+    return "build an event with oncelog.event(…), or another write with oncelog.write(…)"
 
 
 def count_payload_bytes(submission: Submission) -> int:

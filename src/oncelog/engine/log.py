@@ -159,6 +159,7 @@ class Log(LogReader, AsyncContext):
         except BaseException:
             await self._store.close()
             raise
+        self._committer.bind_to_loop()
         self._is_open = self._was_opened = True
         self._act_queue.start()
         return self
@@ -392,7 +393,7 @@ class Log(LogReader, AsyncContext):
 
         With `is_admitted_whole`, a rate limit or quota that refuses one new item refuses all new items.
         """
-        items = tuple(items)
+        items = _check_items(items)
         for item in items:
             if not self._has_policy(item):
                 await self._policies.declare(item)
@@ -579,6 +580,7 @@ def open_log(  # noqa: PLR0913 - all but the first are keyword arguments
 
     Raises SettingsError for an unsupported address or file mode.
     """
+    _check_arguments(path, settings, limits, room)
     limits = limits or Limits()
     store = _build_store(os.fspath(path), settings, limits, clock, check_file_mode(file_mode))
     return Log(
@@ -592,6 +594,27 @@ def open_log(  # noqa: PLR0913 - all but the first are keyword arguments
         actor=actor,
         tracing=tracing,
     )
+
+
+def _check_arguments(path: object, settings: object, limits: object, room: object) -> None:
+    """Raise TypeError for an argument of a wrong type, before it fails in a place that does not name it."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must be the path of a file, or postgresql://…, not {type(path).__name__}")
+    for name, value, kinds in (
+        ("settings", settings, Settings | RequestedSettings),
+        ("limits", limits, Limits),
+        ("room", room, DiskLimits),
+    ):
+        if value is not None and not isinstance(value, kinds):
+            expected = kinds.__name__ if isinstance(kinds, type) else Settings.__name__
+            raise TypeError(f"{name} must be oncelog.{expected}(…) or None, not {type(value).__name__}")
+
+
+def _check_items(items: Sequence[Item]) -> tuple[Item, ...]:
+    """Return items as a tuple. Raises TypeError for a single item."""
+    if isinstance(items, Item):
+        raise TypeError("items must be a list of items, not one item: use submit for a single item")
+    return tuple(items)
 
 
 open_log.__qualname__ = "oncelog.open"  # errors about its arguments show the public name

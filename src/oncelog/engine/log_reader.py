@@ -337,7 +337,7 @@ def normalize_partitions(partition: str | None, partitions: Sequence[str], strea
     if isinstance(partitions, str):
         raise TypeError("partitions must be a list of names; use partition for a single name")
     if sum((partition is not None, bool(partitions), stream is not None)) > 1:
-        raise ValueError("only one of partition, partitions and stream may be given")
+        raise ValueError("pass only one of partition, partitions and stream")
     if stream is not None:
         check_text(stream, "$.stream")
     normal = normal_partitions((partition,) if partition is not None else partitions)
@@ -361,7 +361,10 @@ def check_integer(number: object, name: str) -> int:
 
 def build_identity(policy: Policy, scope: str, client: str, key: bytes | UUID | str) -> KeyIdentity:
     """Return the identity of a key. Raises TypeError, ValueError or CanonicalError for an invalid argument."""
-    raw = UUID(key).bytes if isinstance(key, str) else key.bytes if isinstance(key, UUID) else key
+    try:
+        raw = UUID(key).bytes if isinstance(key, str) else key.bytes if isinstance(key, UUID) else key
+    except ValueError as error:
+        raise ValueError(f"key must be a UUID, or bytes for other keys, not {key!r}") from error
     if type(raw) is not bytes:
         raise TypeError(f"a key must be bytes or a UUID, not {type(key).__name__}")
     check_text(scope, "$.scope")

@@ -37,6 +37,7 @@ class BlockingRuns(BaseRuns):
 
     def __init__(self, log: BlockingLog) -> None:
         super().__init__()
+        self._check_log(log, BlockingLog)
         self._log = log
 
     def execute(

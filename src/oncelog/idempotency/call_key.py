@@ -117,7 +117,10 @@ class Arguments:
         self._ignore = frozenset(ignore)
         unknown = self._ignore - self._signature.parameters.keys()
         if unknown:
-            raise ValueError(f"ignore lists {sorted(unknown)}, but {function.__qualname__} has no such parameter")
+            names = ", ".join(self._signature.parameters) or "none"
+            raise ValueError(
+                f"ignore lists {sorted(unknown)}, but the parameters of {function.__qualname__} are: {names}"
+            )
         parameters = self._signature.parameters.values()
         self._defaults = {
             parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty

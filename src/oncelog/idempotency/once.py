@@ -85,6 +85,7 @@ def once(  # noqa: PLR0913 - all but the first are keyword arguments
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if not inspect.isroutine(function):
             raise TypeError(f"once can decorate functions and methods only, not {type(function).__name__}")
+        wrap = _choose_wrapper(function, log)
         its_name = get_function_name(function) if name is None else check_name(name)
         calls = OnceOptions(
             policy=build_policy("once", its_name, retention),
@@ -95,7 +96,7 @@ def once(  # noqa: PLR0913 - all but the first are keyword arguments
             scope=scope,
             new_work=new_work,
         )
-        wrapped: Any = _choose_wrapper(function, log)(function, calls, log)
+        wrapped: Any = wrap(function, calls, log)
         wrapped.__oncelog__ = calls
         return wrapped  # type: ignore[no-any-return]
 
@@ -106,7 +107,10 @@ def _check_log(log: object) -> None:
     if isinstance(log, AnyLog):
         return
     if not callable(log):
-        raise TypeError(f"once needs a log, or a function that returns a log, not {type(log).__name__}")
+        raise TypeError(
+            f"once needs a log, or a function that returns a log, not {type(log).__name__}: open one with "
+            "oncelog.open_blocking(…) or oncelog.open(…)"
+        )
     try:
         inspect.signature(log).bind()
     except TypeError as error:
@@ -131,5 +135,6 @@ def work_of(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Wo
     `Log.erase`."""
     calls = getattr(function, "__oncelog__", None)
     if not isinstance(calls, OnceOptions):
-        raise TypeError(f"{function!r} is not decorated with once")
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise TypeError(f"{name} is not decorated: pass a function that @oncelog.once(log) decorates")
     return calls.build_work(args, kwargs)

@@ -4,6 +4,7 @@
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from hashlib import sha256
@@ -41,15 +42,33 @@ class OnceOptions(Struct, frozen=True, kw_only=True):
         return self.new_work(
             policy=self.policy,
             scope=self._build_stream(args, kwargs),
-            key=arguments_hash[:KEY_BYTES] if self.key is None else encode_key(self.key(*args, **kwargs)),
+            key=arguments_hash[:KEY_BYTES]
+            if self.key is None
+            else encode_key(self._call("key", self.key, args, kwargs)),
             fingerprint=arguments_hash,
         )
 
     def _build_stream(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
-        scope = self.scope(*args, **kwargs) if callable(self.scope) else self.scope
+        scope = self._call("scope", self.scope, args, kwargs) if callable(self.scope) else self.scope
         if self.scope is not None and not isinstance(scope, str):
             raise TypeError(f"scope must be a string, not {type(scope).__name__}")
         return _build_stream_name(self.name, scope)
+
+    def _call(self, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call a function that the application gave as an option. Raises TypeError if its parameters differ."""
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            try:
+                inspect.signature(function).bind(*args, **kwargs)
+            except ValueError:  # a function of an extension module without a signature
+                raise error from None
+            except TypeError as difference:
+                raise TypeError(
+                    f"{name}=… of {self.name} must be a function with the same parameters as the decorated one: "
+                    f"{difference}"
+                ) from error
+            raise
 
 
 @functools.lru_cache(maxsize=1024)

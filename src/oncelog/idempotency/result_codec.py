@@ -67,7 +67,7 @@ class ResultCodec:
         except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
             raise ResultError(
                 f"the result of {self._name} cannot be stored as {format_type(self._type)}: {error}; nothing was "
-                "stored, so the next call runs the function again"
+                "stored, so the next call runs the function again: return that type, or change the annotation"
             ) from error
         if stored.result is UNSET:
             raise ResultError(f"the result of {self._name} is UNSET, which cannot be stored")
@@ -140,17 +140,18 @@ def _check_json_type(kind: Any, function: Callable[..., Any]) -> None:
         unstorable_type = find_unstorable_type(kind)
         msgspec.json.Decoder(build_codec_type(kind), dec_hook=decode_model)
     except TypeError as error:
-        raise TypeError(f"{function.__qualname__} returns {kind}, which cannot be stored as JSON: {error}") from error
+        name = format_type(kind)
+        raise TypeError(f"{function.__qualname__} returns {name}, which cannot be stored as JSON: {error}") from error
     if unstorable_type is not None:
         raise TypeError(
-            f"{function.__qualname__} returns {kind}, and {unstorable_type.__qualname__} cannot be stored as JSON: "
-            "return a dataclass, a pydantic model, a msgspec.Struct or plain values, and dicts with strings or numbers "
-            "as keys"
+            f"{function.__qualname__} returns {format_type(kind)}, and {unstorable_type.__qualname__} cannot be stored "
+            "as JSON: return a dataclass, a pydantic model, a msgspec.Struct or plain values, and dicts with strings "
+            "or numbers as keys"
         )
 
 
 def is_async(function: Callable[..., Any]) -> bool:
     """Return whether a function is async. Raises TypeError for a generator, which has no single result."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(f"{function.__qualname__} is a generator, which has no single result to store")
+        raise TypeError(f"{function.__qualname__} is a generator, which has no single result to store: return a list")
     return inspect.iscoroutinefunction(function)

@@ -138,6 +138,13 @@ class BaseRuns:
         """The outcomes of calls so far."""
         return self._counters
 
+    def _check_log(self, log: object, kind: type) -> None:
+        if not isinstance(log, kind):
+            raise TypeError(
+                f"{type(self).__name__} needs a {kind.__name__}, not {type(log).__name__}: Runs uses a log opened with "
+                "oncelog.open(…), BlockingRuns a log opened with oncelog.open_blocking(…)"
+            )
+
     def _count(self, **increments: int) -> None:
         with self._lock:
             old = self._counters
@@ -166,6 +173,7 @@ class Runs(BaseRuns):
 
     def __init__(self, log: Log) -> None:
         super().__init__()
+        self._check_log(log, Log)
         self._log = log
 
     @overload
@@ -270,6 +278,7 @@ def prepare_tool(tool: Tool, leases: LeaseManager) -> tuple[Tool, Callable[[Coro
 
     A sync tool runs in a thread, and its run continues if its caller is cancelled.
     """
+    _check_tool(tool)
     if inspect.iscoroutinefunction(tool):
         return tool, lambda running: running
 
@@ -284,9 +293,15 @@ def prepare_tool(tool: Tool, leases: LeaseManager) -> tuple[Tool, Callable[[Coro
 
 def prepare_blocking_tool(tool: Tool, _: BlockingLeaseManager) -> tuple[Tool, Callable[[Run], Run]]:
     """Return the tool, which runs in the caller's thread, and a function that returns its run."""
+    _check_tool(tool)
     if inspect.iscoroutinefunction(tool):
         raise TypeError(f"{tool!r} is async: use Runs with a log opened with `oncelog.open`")
     return tool, lambda run: run
+
+
+def _check_tool(tool: object) -> None:
+    if not callable(tool):
+        raise TypeError(f"tool must be a function, which is called with the members of args, not {type(tool).__name__}")
 
 
 def _try_tool(tool: Tool, args: Mapping[str, Any]) -> tuple[Any, Exception | None]:
@@ -456,7 +471,8 @@ def encode_body(inputs: dict[str, Any], output: Any) -> bytes:
         encoded = json.dumps(plain, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultError(
-            f"the output of {inputs['tool_name']}, of type {type(output).__name__}, cannot be stored as JSON: {error}"
+            f"the output of {inputs['tool_name']}, of type {type(output).__name__}, cannot be stored as JSON: {error}; "
+            "return JSON, a dataclass, a pydantic model or a msgspec.Struct"
         ) from error
     return msgspec.json.encode({**inputs, "output": Raw(encoded)}, order="sorted")
 

@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import Final, Generic, Protocol, TypeVar
 
 from oncelog.error_codes import AUTH_FAILED, FORBIDDEN, RATE_LIMITED, SERVER_BUSY
-from oncelog.errors import AuthError, CanonicalError
+from oncelog.errors import AUTHENTICATION_FAILED, AuthError, CanonicalError
 from oncelog.server import logger
 from oncelog.server.auth.authenticator import Authenticator
 from oncelog.server.auth.principal import Principal
@@ -159,7 +159,7 @@ class AuthGate:
             )
         failures.take(address, 1)
         self.log_limiter.warn("authentication failed", address=address, reason=reason)
-        return ApiError(AUTH_FAILED, "authentication failed")
+        return ApiError(AUTH_FAILED, AUTHENTICATION_FAILED)
 
 
 class OpenConnections(Generic[C]):

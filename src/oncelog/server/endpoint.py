@@ -380,7 +380,8 @@ def _decode_query(call: Call, expected: tuple[Parameter, ...]) -> dict[str, Any]
     for name, text in parse_query(call.request):
         parameter = by_name.get(name)
         if parameter is None:
-            raise field_error(name, "is not a parameter of this request")
+            known = ", ".join(one.name for one in queries) or "none"
+            raise field_error(name, f"is not a parameter of this request, whose parameters are: {known}")
         if name != call.sent_names.setdefault(parameter.name, name):
             raise field_error(name, f"must not be combined with {call.sent_names[parameter.name]}")
         if parameter.is_repeated:

@@ -61,6 +61,8 @@ def load_validator(name: str) -> Validate:
         found = entry_point.load()
     except Exception as error:
         problem = f"cannot be {'imported' if is_path else 'loaded'}: {type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError):
+            problem += "; install the module for the server's Python, or add its directory to PYTHONPATH"
         raise SettingsError(f"validate: {name} {problem}") from error
     is_coroutine = iscoroutinefunction(found) or iscoroutinefunction(getattr(found, "__call__", None))  # noqa: B004 - inspects the method
     raise_first(

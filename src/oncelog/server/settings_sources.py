@@ -44,7 +44,7 @@ def load_file(path: str, names: Collection[str]) -> dict[str, SourcedValue]:
     """Return the settings in a TOML file. Raises SettingsError if it is unreadable, malformed, or has unknown names."""
     found = read_file(path, names)
     for name in found:
-        check_known(name, names, path)
+        check_known(name, names if "." in name else {*names, *_list_tables(names)}, path)
     return found
 
 
@@ -52,7 +52,7 @@ def read_file(path: str, names: Collection[str]) -> dict[str, SourcedValue]:
     """Return the settings in a TOML file, including unknown ones. Raises SettingsError for an unreadable or malformed
     file.
     """
-    tables = {name.partition(".")[0] for name in names if "." in name}
+    tables = _list_tables(names)
     found: dict[str, SourcedValue] = {}
     for key, value in secret_files.parse_toml(secret_files.read_file(path, SETTINGS_FILE_BYTES_MAX)).items():
         if key not in tables:
@@ -62,6 +62,10 @@ def read_file(path: str, names: Collection[str]) -> dict[str, SourcedValue]:
         else:
             raise SettingsError(f"{path}: {key} must be a table")
     return found
+
+
+def _list_tables(names: Iterable[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names if "." in name}
 
 
 def load_environment(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, SourcedValue]:

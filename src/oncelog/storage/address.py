@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 _SCHEMES: Final = ("postgresql://", "postgres://")
 _ANY_SCHEME_PATTERN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-BAD_ADDRESS: Final = "the address cannot be parsed; it must look like postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+BAD_ADDRESS: Final = (
+    "the address cannot be parsed; it must look like postgresql://USER:PASSWORD@HOST:PORT/DATABASE, and special "
+    "characters in it must be percent-encoded"
+)
 _PUBLIC_PARAMETERS: Final = ("host", "port", "search_path", "target_session_attrs")
 """Address parameters that messages and logs may show."""
 _HOSTS_PATTERN: Final = re.compile(r"[\w.,:%\[\]/-]*")

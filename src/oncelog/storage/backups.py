@@ -139,7 +139,7 @@ def _migrate_copy(partial: Path) -> None:
 
 
 def _check_target(target: Path, source: str, *, force: bool) -> None:
-    _check_other_file(target, source, "is the log itself.")
+    _check_other_file(target, source, "is the log itself. Choose another name.")
     if target.exists() and not force:
         raise StoreError(f"{target} exists. Choose another name, or overwrite it with --force.")
     side_files = _list_side_files(target)

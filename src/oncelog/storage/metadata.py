@@ -61,7 +61,7 @@ def check_schema_version(log_name: str, version: int, newest: int) -> None:
     if version > newest:
         raise NewerSchemaError(
             f"{log_name} was created by a newer Oncelog (schema {version}; this version reads schemas up to {newest}). "
-            "Nothing was changed."
+            "Nothing was changed. Upgrade Oncelog to open it."
         )
 
 

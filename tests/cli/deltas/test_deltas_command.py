@@ -491,10 +491,9 @@ def test_unauthorized_commands_are_refused(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert "auth_failed" in done.stderr
         done = oncelog("deltas", "compact", "shop", "--keep", "0", "--url", served.url, "--token", key)
-        assert (done.returncode, done.stderr) == (
-            2,
-            "oncelog: forbidden: gateway: the credential may not compact this gateway\n",
-        )
+        needed = "its grants must include write access to deltas/shop/compact"
+        reason = f"the credential may not compact this gateway; {needed}"
+        assert (done.returncode, done.stderr) == (2, f"oncelog: forbidden: gateway: {reason}\n")
 
 
 def test_malformed_answers_are_reported() -> None:

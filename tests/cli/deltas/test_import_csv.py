@@ -350,7 +350,8 @@ def test_unauthorized_import_leaves_no_file(tmp_path: Path, file: Path) -> None:
     with serving(tmp_path, "--set", f"api_keys.file={keys}") as served:
         status, _, errors = run_import(served.url, "other", file, "--token", key)
         assert (status, leftover_files(file)) == (2, [])
-        assert errors[-1] == "oncelog: forbidden: gateway: the credential has no write access to this gateway"
+        hint = "the credential has no write access to this gateway; its grants must include it"
+        assert errors[-1] == f"oncelog: forbidden: gateway: {hint}"
         assert run_import(served.url, "mine", file, "--token", key)[0] == 0
 
 
@@ -586,9 +587,9 @@ def test_options_that_do_not_fit_the_file_are_refused(file: Path, options: list[
 
 def test_unreadable_or_irregular_file_is_refused(tmp_path: Path) -> None:
     assert run_dry(tmp_path / "nowhere")[2] == [
-        f"oncelog: {tmp_path / 'nowhere'} cannot be read: No such file or directory"
+        f"oncelog: {tmp_path / 'nowhere'} cannot be read: No such file or directory; check the path"
     ]
-    assert run_dry(tmp_path)[2] == [f"oncelog: {tmp_path} cannot be read: Is a directory"]
+    assert run_dry(tmp_path)[2] == [f"oncelog: {tmp_path} cannot be read: Is a directory; name a file in it"]
     assert run_dry(Path("/dev/null"))[2] == ["oncelog: /dev/null must be a regular file, which can be read twice"]
     write_many(tmp_path / "a", 1)
     done: Any = RUNNER.invoke(COMMAND, ["deltas", "import", "g", "a b", str(tmp_path / "a"), *OPTIONS, "--dry-run"])

@@ -286,6 +286,6 @@ def test_lines_have_level_check_message_and_remedy(tmp_path: Path) -> None:
     done = RUNNER.invoke(COMMAND, ["doctor", str(tmp_path / "missing.db")])
     assert done.exit_code == 1
     lines = done.stdout.splitlines()
-    assert f"problem  store        {tmp_path}/missing.db does not exist." in lines
+    assert f"problem  store        {tmp_path}/missing.db does not exist. Check the path." in lines
     assert lines[-1].startswith("1 problem, ")
     assert os.linesep not in done.stderr

@@ -18,7 +18,7 @@ import pytest
 
 from deadlines import WAIT_S
 from oncelog.core.limits import NAME_CHARACTERS_MAX
-from oncelog.errors import AuthError, CanonicalError, LimitExceededError, SettingsError
+from oncelog.errors import AUTHENTICATION_FAILED, AuthError, CanonicalError, LimitExceededError, SettingsError
 from oncelog.server.auth import api_keys, secret_files
 from oncelog.server.auth.api_keys import ApiKeys
 from oncelog.server.auth.principal import Grants, Principal, parse_grants
@@ -45,7 +45,7 @@ def keys(path: Path) -> ApiKeys:
 def refusal(keys: ApiKeys, text: str) -> str:
     with pytest.raises(AuthError) as caught:
         keys.authenticate(text)
-    assert str(caught.value) == "authentication failed"
+    assert str(caught.value) == AUTHENTICATION_FAILED
     secret = text[-43:]
     assert len(secret) < 20 or secret not in auth_material.all_texts(caught.value)
     return caught.value.reason

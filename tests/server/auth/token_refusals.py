@@ -2,7 +2,7 @@
 
 import pytest
 
-from oncelog.errors import AuthError
+from oncelog.errors import AUTHENTICATION_FAILED, AuthError
 from oncelog.server.auth.tokens import Tokens
 from server.auth import auth_material
 
@@ -11,7 +11,7 @@ def refusal(tokens: Tokens, text: str) -> str:
     """Return the logged reason. The client always gets the same message, which contains no part of the token."""
     with pytest.raises(AuthError) as caught:
         tokens.authenticate(text)
-    assert str(caught.value) == "authentication failed"
+    assert str(caught.value) == AUTHENTICATION_FAILED
     shown = auth_material.all_texts(caught.value)
     for part in text.split("."):
         assert len(part) < 12 or part not in shown

@@ -5,6 +5,7 @@ from typing import Final
 from server.running_server import Answer, Serving
 
 PATH: Final = "/v1/events"
+NO_WRITE_ACCESS: Final = "the credential has no write access to some of them; its grants must include them"
 
 
 async def post(served: Serving, body: bytes, **headers: str) -> Answer:

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from databases import BOTH_STORES
+from oncelog.errors import AUTHENTICATION_FAILED
 from oncelog.testing.clock import ManualClock
 from server.auth import auth_material
 from server.auth.auth_material import token
-from server.events.event_requests import PATH, committed_count
+from server.events.event_requests import NO_WRITE_ACCESS, PATH, committed_count
 from server.running_server import api_key, item, serving
 
 # --- credentials and grants --------------------------------------------------------------------------
@@ -28,7 +29,7 @@ async def test_every_invalid_credential_gets_the_same_answer(tmp_path: Path) -> 
         assert {(one.status, one.body, one.headers["WWW-Authenticate"]) for one in answers} == {
             (401, answers[0].body, "Bearer")
         }
-        assert answers[0].error == {"code": "auth_failed", "message": "authentication failed", "details": {}}
+        assert answers[0].error == {"code": "auth_failed", "message": AUTHENTICATION_FAILED, "details": {}}
         assert (await served.page("orders/1", headers={"Authorization": f"bearer  {good}"})).status == 200
         assert (await served.page("a", credential=key.text)).status == 200
         counts = served.server.counts
@@ -79,7 +80,12 @@ async def test_unauthorized_write_does_not_reveal_existing_ids(tmp_path: Path) -
             "id": "",
             "status": "rejected",
             "reason": "forbidden",
-            "errors": [{"field": "partitions", "message": "the credential has no write access to some of them"}],
+            "errors": [
+                {
+                    "field": "partitions",
+                    "message": NO_WRITE_ACCESS,
+                }
+            ],
         }
         bodies = {(await served.submit(item(number, "secret"))).body.replace(b"2", b"1") for number in (1, 2)}
         assert len(bodies) == 1

@@ -8,6 +8,7 @@ from aiohttp import WSCloseCode
 
 from oncelog.errors import StoreUnavailableError
 from oncelog.server.auth.principal import parse_grants
+from server.events.event_requests import NO_WRITE_ACCESS
 from server.events.event_sessions import Tokens, code_of, item, session_server, uuid
 
 # --- connect -----------------------------------------------------------------------------------------
@@ -118,7 +119,11 @@ async def test_event_commits_once_and_different_content_under_its_id_is_rejected
         assert [one["status"] for one in results] == ["committed", "rejected", "committed"]
         assert results[1]["reason"] == "validation_failed"
         assert results[1]["errors"] == [
-            {"field": "id", "message": "this identity was used for a write with different content; nothing was written"}
+            {
+                "field": "id",
+                "message": "this identity was used for a write with different content; nothing was written; "
+                "use a new id for a new write",
+            }
         ]
         page = await server.log.read()
         assert [record.actor for record in page.records] == ["user:ada", "user:bob", "user:bob"]
@@ -230,7 +235,12 @@ async def test_forbidden_write_is_rejected_in_the_same_way_for_known_and_unknown
             {
                 "status": "rejected",
                 "reason": "forbidden",
-                "errors": [{"field": "partitions", "message": "the credential has no write access to some of them"}],
+                "errors": [
+                    {
+                        "field": "partitions",
+                        "message": NO_WRITE_ACCESS,
+                    }
+                ],
             }
         ]
         assert len(server.log.store.batches) == batches  # No event was looked up.

@@ -27,6 +27,7 @@ from oncelog.core.deltas import PUSH_DELTAS_MAX, is_identifier
 from oncelog.core.hlc import COUNTER_BITS, HLC_MAX, wall_ms
 from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.errors import OncelogError
+from oncelog.file_modes import describe_read_error
 from oncelog.storage.clock import SystemClock
 from oncelog.storage.verify.findings import StepProgress
 
@@ -217,7 +218,7 @@ def _load_state(path: Path) -> _ImportState | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise OncelogError(f"{path} cannot be read: {error.strerror}") from error
+        raise OncelogError(describe_read_error(str(path), error)) from error
     try:
         return msgspec.json.decode(text, type=_ImportState)
     except msgspec.MsgspecError:

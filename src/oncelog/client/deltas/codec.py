@@ -6,7 +6,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 from msgspec import Raw, Struct, field
 
-from oncelog.client.runtime.http import DECODE_ERRORS, decode_answer, status_error
+from oncelog.client.runtime.http import DECODE_ERRORS, decode_answer, get_status_code
 from oncelog.client.runtime.values import Number
 from oncelog.core.canonical import canonical_text, utf16_sort_key
 from oncelog.core.deltas import DeltaJson, decode_delta
@@ -214,8 +214,8 @@ def decode_error(status: int, body: bytes, retry_after_ms: int) -> GatewayRefuse
     try:
         error = msgspec.json.decode(body, type=_ErrorJson).to_error()
     except DECODE_ERRORS:
-        code = TOO_LARGE if status == 413 else status_error(status).code
-        error = GatewayRefusedError(code, f"no gateway answers at this address (HTTP status {status})")
+        code = TOO_LARGE if status == 413 else get_status_code(status)
+        error = GatewayRefusedError(code, f"no gateway answers at this address (HTTP status {status}): check the URL")
     error.retry_after_ms = max(error.retry_after_ms, retry_after_ms)
     return error
 

@@ -357,7 +357,9 @@ class BaseClient(StatusSource[Runtime, StatusType], AsyncContext):
 
 def build_closed_error(name: str) -> ClosedError:
     """Return the error for calls to a closed client."""
-    return ClosedError(f"the {name} client is closed; it sends pending writes when it is opened again")
+    return ClosedError(
+        f"the {name} client is closed: create another one with the same file, which sends the pending writes"
+    )
 
 
 async def close_store_thread(thread: ThreadPoolExecutor, close_store: Callable[[], None]) -> None:

@@ -44,6 +44,8 @@ _CHUNK_BYTES: Final = 64 * 1024
 _WHOLE_BODY_BYTES_MAX: Final = 1024 * 1024
 """aiohttp sends a body of bytes in one step. It warns above this size, because the step blocks the event loop."""
 _RETRY_AFTER_S_MAX: Final = 10**6
+_NO_TLS: Final = "WRONG_VERSION_NUMBER"
+"""Part of OpenSSL's error for an answer that is not TLS."""
 
 
 class Socket(Protocol):
@@ -83,7 +85,7 @@ def normalize_url(url: str, name: str = "url") -> str:
     except ValueError:  # also a UnicodeError
         is_url = False
     if not is_url or parts.query or parts.fragment or "@" in parts.netloc:
-        shown = "a URL with a user or a password" if "@" in str(url) else repr(url)
+        shown = "a URL with a user or a password; pass a token separately" if "@" in str(url) else repr(url)
         raise SettingsError(f"{name} must be http://HOST:PORT or https://HOST:PORT, not {shown}")
     return f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path.rstrip('/').removesuffix(EVENTS_PATH)}"
 
@@ -96,9 +98,13 @@ def translate_errors(url: str) -> Iterator[None]:
     try:
         yield
     except (aiohttp.ClientSSLError, aiohttp.InvalidURL) as error:
-        raise LostError(f"{url} cannot be used: {error}") from error
+        hint = " (the server does not use TLS at this port: use http://)" if _NO_TLS in str(error) else ""
+        raise LostError(f"{url} cannot be used: {error}{hint}") from error
     except aiohttp.WSServerHandshakeError as error:
-        raise status_error(error.status) from error
+        raise status_error(error.status, url) from error
+    except aiohttp.ClientConnectorDNSError as error:
+        problem = error.os_error.strerror or "the host is unknown"
+        raise LostError(f"{url} cannot be reached: {problem} (check the host name)") from error
     except aiohttp.ClientConnectorError as error:
         hint = " (is the server running at this URL?)" if error.errno == errno.ECONNREFUSED else ""
         raise LostError(f"{url} cannot be reached: {_describe_error(error)}{hint}") from error
@@ -117,12 +123,17 @@ def _describe_error(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def status_error(status: int) -> ServerRefusedError:
+def get_status_code(status: int) -> str:
+    """Return the error code for an HTTP status."""
+    return _STATUS_CODES.get(status, error_codes.SERVER_ERROR if status >= 500 else error_codes.BAD_REQUEST)
+
+
+def status_error(status: int, url: str) -> ServerRefusedError:
     """Build the error for a response without an error document, for example one from a proxy."""
-    code = _STATUS_CODES.get(status, error_codes.SERVER_ERROR if status >= 500 else error_codes.BAD_REQUEST)
+    code = get_status_code(status)
     is_foreign = code == error_codes.BAD_REQUEST
     text = f"HTTP status {status}"
-    return ServerRefusedError(code, f"no Oncelog server at this address ({text})" if is_foreign else text)
+    return ServerRefusedError(code, f"no Oncelog server at {url} ({text}): check the URL" if is_foreign else text)
 
 
 class WebSocket:
@@ -233,7 +244,7 @@ class HttpClient:
         """Send a request and return the body of the answer. Raises ServerRefusedError and the errors of `request`."""
         response = await self.request(method, path, query, body)
         if not 200 <= response.status < 300:
-            raise _decode_refusal(response)
+            raise _decode_refusal(response, self.url)
         return response.body
 
     async def open_websocket(self, path: str) -> WebSocket:
@@ -309,11 +320,11 @@ def decode_answer(body: bytes, kind: type[T], sender: str = "server") -> T:
         raise ProtocolError(f"malformed answer from the {sender}: {error}") from error
 
 
-def _decode_refusal(response: HttpResponse) -> ServerRefusedError:
+def _decode_refusal(response: HttpResponse, url: str) -> ServerRefusedError:
     try:
         body = msgspec.json.decode(response.body, type=_ErrorResponse).error
     except DECODE_ERRORS:
-        return status_error(response.status)
+        return status_error(response.status, url)
     retry_after_ms = body.details.get("retry_after_ms", 0)
     retry_after_ms = retry_after_ms if type(retry_after_ms) is int else 0
     return ServerRefusedError(

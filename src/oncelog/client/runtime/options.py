@@ -103,5 +103,6 @@ async def resolve_token(token: Token) -> str | None:
         logger.exception("the token function failed")
         raise LostError(f"the token function failed: {type(error).__name__}: {error}") from error
     if not is_token(found):
-        raise LostError("the token function returned an invalid token")
+        shown = "a string with other characters" if isinstance(found, str) else type(found).__name__
+        raise LostError(f"the token function must return a string of printable ASCII characters or None, not {shown}")
     return found

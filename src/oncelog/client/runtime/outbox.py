@@ -92,7 +92,9 @@ class _Submission(NamedTuple, Generic[Entry]):
 class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
     """Base class of outboxes. `run` is the body of the task; a subclass saves and reports."""
 
-    reused_text: ClassVar[str] = "a different write with the id of the {draft} is in the outbox"
+    reused_text: ClassVar[str] = (
+        "a different write with the id of the {draft} is in the outbox; use a new id for a new write"
+    )
     """Error text when a different write reuses the id of a pending one."""
 
     def __init__(

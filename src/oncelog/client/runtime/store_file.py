@@ -26,7 +26,7 @@ from oncelog.errors import (
     StoreInUseError,
     StoreUnavailableError,
 )
-from oncelog.file_modes import create_or_report, open_or_create
+from oncelog.file_modes import create_or_report, describe_creation_error, open_or_create
 from oncelog.sql_files import parse_statements, run_script
 from oncelog.sqlite_files import get_file_id, transaction
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 MEMORY: Final = ":memory:"
 BUSY_TIMEOUT_MS: Final = 10_000
 _ERRORS: Final[tuple[tuple[tuple[str, ...], type[StoreError], str], ...]] = (
-    (("SQLITE_NOTADB",), NotALogError, "{path} is not an SQLite database"),
+    (("SQLITE_NOTADB",), NotALogError, "{path} is not an SQLite database: use another file"),
     (("SQLITE_CORRUPT",), CorruptError, "{path} is damaged: {error}"),
     (
         ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY"),
@@ -140,7 +140,9 @@ class StoreFile:
             if application != schema.application_id and (application or version or tables):
                 raise NotALogError(f"{self.path} is not a {schema.kind} file: use a separate file")
         if version > schema.version:
-            raise NewerSchemaError(f"{self.path} was created by a newer version of Oncelog's {schema.kind}")
+            raise NewerSchemaError(
+                f"{self.path} was created by a newer version of Oncelog's {schema.kind}: upgrade Oncelog"
+            )
         return version
 
     def _migrate(self, connection: sqlite3.Connection, version: int) -> None:
@@ -168,7 +170,7 @@ class StoreFile:
         try:
             lock = open_or_create(path, os.O_RDWR)
         except OSError as error:
-            raise StoreUnavailableError(f"{path}: {error.strerror}") from error
+            raise StoreUnavailableError(describe_creation_error(path, error)) from error
         self._resources.callback(os.close, lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -223,7 +225,9 @@ class BaseStore:
     def _check_owner(self, kind: str, known: str, requested: str) -> None:
         """Raise SettingsError for a file of a different owner, because it holds that owner's writes and cursors."""
         if known != requested:
-            raise SettingsError(f"{self._file.path} belongs to the {kind} {known!r}, not to {requested!r}")
+            raise SettingsError(
+                f"{self._file.path} belongs to the {kind} {known!r}, not to {requested!r}: use another file"
+            )
 
 
 def create_store_file(path: str) -> None:
@@ -233,4 +237,4 @@ def create_store_file(path: str) -> None:
     try:
         create_or_report(path)
     except OSError as error:
-        raise StoreUnavailableError(f"{path} cannot be created: {error.strerror}") from error
+        raise StoreUnavailableError(describe_creation_error(path, error)) from error

@@ -62,7 +62,8 @@ def answer_known_key(item: Submission | Claim, remembered: Remembered) -> Replay
     if mismatch and item.policy.on_reuse is OnReuse.REFUSE:
         return Refused(
             Reason.IDENTITY_REUSED,
-            "this identity was used for a write with different content; nothing was written",
+            "this identity was used for a write with different content; nothing was written; use a new id for a new "
+            "write",
             field="key",
         )
     return Replayed(remembered.receipt, mismatch, remembered.erased)

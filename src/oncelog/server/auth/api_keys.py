@@ -169,9 +169,11 @@ class ApiKeys(CredentialUser):
 
     def _parse(self, contents: FileContents) -> LoadedKeys:
         contents.check_secret("API keys", self._secret_check)
-        value = secret_files.parse_json(contents)
         try:
+            value = secret_files.parse_json(contents)
             return LoadedKeys(_to_keys(msgspec.convert(value, _KeyFileContent)), contents.modified_ns)
+        except SettingsError as error:
+            raise SettingsError(f"{error}; `oncelog apikey create` writes the file") from error
         except (msgspec.ValidationError, CanonicalError) as error:
             raise SettingsError(f"{contents.path} is not an API key file: {error}") from error
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace as replace_fields
 
 from oncelog.core.canonical import JsonValue, parse
 from oncelog.errors import CanonicalError, SettingsError
-from oncelog.file_modes import open_new, open_or_create, sync_path, warn_once
+from oncelog.file_modes import describe_read_error, open_new, open_or_create, sync_path, warn_once
 from oncelog.server import logger
 
 _WRITABLE_BY_OTHERS: Final = stat.S_IWOTH
@@ -113,13 +113,13 @@ def read_file(path: str, bytes_max: int) -> FileContents:
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
-                raise SettingsError(f"{path} is not a file")
+                raise SettingsError(f"{path} is not a file: name a regular file")
             with os.fdopen(descriptor, "rb", closefd=False) as file:
                 data = file.read(bytes_max + 1)
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
+        raise SettingsError(describe_read_error(path, error)) from error
     if len(data) > bytes_max:
         raise SettingsError(f"{path} is larger than {bytes_max} bytes")
     return FileContents(path, data, stat.S_IMODE(found.st_mode), found.st_uid, found.st_mtime_ns)
@@ -146,7 +146,8 @@ def parse_toml(contents: FileContents) -> dict[str, Any]:
     except RecursionError:
         problem = "nested too deeply"
     except ValueError as error:
-        problem = str(error)
+        hint = "; write text in quotes, and flags as true or false" if "Invalid value" in str(error) else ""
+        problem = f"{error}{hint}"
     raise SettingsError(f"{contents.path} is not valid TOML: {problem}")
 
 

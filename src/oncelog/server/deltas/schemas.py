@@ -56,8 +56,10 @@ class TableSchemas:
         """Load the file. If it is invalid, raises SettingsError and keeps the current schemas."""
         try:
             text = canonical_text(read_file(self._path, SCHEMAS_FILE_BYTES_MAX).data)  # refuses repeated tables
-        except (SettingsError, CanonicalError) as error:
+        except SettingsError as error:
             raise SettingsError(f"deltas_schemas: {error}") from error
+        except CanonicalError as error:
+            raise SettingsError(f"deltas_schemas: {self._path}: {error}") from error
         self._by_scope = decode_schemas(text, f"deltas_schemas: {self._path}")
 
     def validate(self, submission: Submission) -> str | None:

@@ -98,16 +98,17 @@ class DeltasService(ApiService):
 
     def check_writable(self, gateway: str, principal: Principal) -> str:
         """Return the stream of a gateway. Raises ApiError unless the principal may write it."""
-        return _check_right(gateway, principal.grants.may_write, "has no write access to")
+        return _check_right(gateway, principal.grants.may_write, "has no write access to this gateway")
 
     def check_readable(self, gateway: str, principal: Principal) -> str:
         """Return the stream of a gateway. Raises ApiError unless the principal may read it."""
-        return _check_right(gateway, principal.grants.may_read, "has no read access to")
+        return _check_right(gateway, principal.grants.may_read, "has no read access to this gateway")
 
     def check_compactable(self, gateway: str, principal: Principal) -> str:
         """Return the stream of a gateway. Raises ApiError unless the principal may compact it."""
+        may_write = principal.grants.may_write
         return _check_right(
-            gateway, lambda scope: principal.grants.may_write(f"{scope}/{COMPACT_GRANT}"), "may not compact"
+            gateway, lambda scope: may_write(f"{scope}/{COMPACT_GRANT}"), "may not compact this gateway", COMPACT_GRANT
         )
 
     # --- push
@@ -406,10 +407,12 @@ def _body_error(error: CanonicalError) -> ApiError:
 _INDEX: Final = re.compile(r"deltas\[(\d+)\]")
 
 
-def _check_right(gateway: str, may: Callable[[str], bool], problem: str) -> str:
+def _check_right(gateway: str, may: Callable[[str], bool], problem: str, right: str = "") -> str:
     scope = parse_gateway(gateway)
     if not may(scope):
-        raise field_error("gateway", f"the credential {problem} this gateway", error_codes.FORBIDDEN)
+        needed = f"write access to {scope}/{right}" if right else "it"
+        reason = f"the credential {problem}; its grants must include {needed}"
+        raise field_error("gateway", reason, error_codes.FORBIDDEN)
     return scope
 
 

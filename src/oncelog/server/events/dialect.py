@@ -15,7 +15,7 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncelog.core.canonical import INTEGER_MAX, JsonValue
+from oncelog.core.canonical import INTEGER_MAX, LONE_SURROGATE, JsonValue
 from oncelog.core.values import Committed, Mode, Reason, Receipt, Record, Refused, Replayed, Submission, Verdict
 from oncelog.error_codes import (
     AUTH_FAILED,
@@ -343,7 +343,7 @@ def _get_msg_id(members: Mapping[str, JsonValue], names: EnvelopeNames) -> bytes
         try:
             return b"%b" % orjson.dumps(value)  # a copy, because orjson's result occupies 4 KiB
         except orjson.JSONEncodeError:
-            raise field_error(path, "lone surrogate in a string") from None
+            raise field_error(path, LONE_SURROGATE) from None
     if names.has_numbers and type(value) is int and -INTEGER_MAX <= value <= INTEGER_MAX:
         return b"%d" % value
     numbers = ", or a whole number" if names.has_numbers else ""

@@ -90,7 +90,9 @@ class EventsService(ApiService):
         """Raise ApiError unless the principal may read all of these partitions (EV-11)."""
         if not all(map(principal.grants.may_read, partitions)):
             raise ApiError(
-                FORBIDDEN, "partitions: the credential has no read access to some of them", field="partitions"
+                FORBIDDEN,
+                "partitions: the credential has no read access to some of them; its grants must include them",
+                field="partitions",
             )
 
     def check_project_access(self, partition: str, principal: Principal) -> None:
@@ -142,4 +144,6 @@ class EventsService(ApiService):
         return ApiError(HISTORY_CHANGED, message, **details)
 
 
-_FORBIDDEN_ITEM: Final = RejectedItem(FORBIDDEN, "partitions", "the credential has no write access to some of them")
+_FORBIDDEN_ITEM: Final = RejectedItem(
+    FORBIDDEN, "partitions", "the credential has no write access to some of them; its grants must include them"
+)

@@ -171,7 +171,7 @@ def build_error(target: BackupTarget, message: str) -> BackupError:
     """Build the error for a Litestream message, with advice."""
     text = redact(_REQUEST_ID_PATTERN.sub("", message))
     if "no matching backup files" in text or "transaction not available" in text:
-        return NoBackupError(f"{target.name} contains no backup")
+        return NoBackupError(f"{target.name} contains no backup; check the path")
     hint = next((f" {hint}" for part, hint in _HINTS.items() if part in text), "")
     return BackupError(f"{target.name}: {text.rstrip('.')}.{hint}")
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 import asyncpg
@@ -73,6 +74,12 @@ _TRANSLATIONS: Final[tuple[tuple[Any, type[OncelogError], str], ...]] = (
 """Errors, each with its StoreError and message. The first match applies."""
 
 
+_ADVICE: Final[Mapping[type[BaseException], str]] = {
+    asyncpg.InvalidCatalogNameError: "create it with CREATE DATABASE, or correct the address",
+    asyncpg.InvalidAuthorizationSpecificationError: "check the user and the password in the address",
+    asyncpg.InsufficientPrivilegeError: "grant the privilege to the user in the address",
+}
+"""What an operator can do about an error."""
 _ERRNO_PATTERN: Final = re.compile(r"\[Errno (\d+)\]")
 
 
@@ -91,8 +98,9 @@ def describe_error(error: BaseException) -> str:
             is_refused = errno.ECONNREFUSED in find_errnos(error)
             return ", ".join(names) + (" (is the server running at this address?)" if is_refused else "")
         if error.strerror:
-            return error.strerror  # a failed DNS lookup
-    return str(error) or type(error).__name__
+            return f"{error.strerror} (check the host name)"  # a failed DNS lookup
+    advice = next((f" ({text})" for kind, text in _ADVICE.items() if isinstance(error, kind)), "")
+    return (str(error) or type(error).__name__) + advice
 
 
 def is_lost(error: BaseException) -> bool:

@@ -23,7 +23,7 @@ from oncelog.errors import (
     StoreUnavailableError,
     UnstorableError,
 )
-from oncelog.file_modes import OWNER_ONLY, create_or_report, describe_creation_error
+from oncelog.file_modes import OWNER_ONLY, create_or_report, describe_creation_error, describe_read_error
 from oncelog.sql_files import run_script
 from oncelog.sqlite_files import get_file_id, transaction
 from oncelog.storage.key_hash import SECRET_BYTES
@@ -207,7 +207,9 @@ def check_header(path: str, header: bytes, journal: bytes) -> None:
     if not any(header) and _is_from_empty_database(journal):
         return  # power failed while the log was being created; SQLite will restore the empty file
     if not header.startswith(_MAGIC) or len(header) < HEADER_BYTES:
-        raise NotALogError(f"{path} is not an SQLite database, so it is not a log. Nothing was changed.")
+        raise NotALogError(
+            f"{path} is not an SQLite database, so it is not a log. Nothing was changed. Name another file."
+        )
     if not _has_application_id(header):
         raise _build_foreign_error(path)
 
@@ -265,7 +267,7 @@ def _read_header(path: str) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise StoreUnavailableError(f"{path} cannot be read: {error.strerror}") from error
+        raise StoreUnavailableError(describe_read_error(path, error)) from error
 
 
 def translate_error(error: Exception, path: str, hint: str = "") -> Exception:
@@ -277,7 +279,8 @@ def translate_error(error: Exception, path: str, hint: str = "") -> Exception:
     if name == "SQLITE_FULL":
         return DiskFullError(f"{path}: {error} [{name}]; free space{hint}")
     if name.startswith(_UNAVAILABLE_ERRORS):
-        return StoreUnavailableError(f"{path}: {error} [{name}]{hint}")
+        advice = "; check the disk" if name.startswith("SQLITE_IOERR") else ""
+        return StoreUnavailableError(f"{path}: {error} [{name}]{advice}{hint}")
     is_sqlite = isinstance(error, sqlite3.Error)
     if not is_sqlite or name.startswith(_CORRUPT_ERRORS) or str(error).startswith(_CORRUPT_MESSAGES):
         code = f" [{name}]" if name else ""

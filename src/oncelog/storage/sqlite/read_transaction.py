@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from oncelog.errors import CorruptError, NotALogError, StoreError, StoreUnavailableError
-from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.metadata import DAMAGE_HINT, LogMetadata
 from oncelog.storage.record_rows import DAMAGE_ERRORS
 from oncelog.storage.sqlite.database_file import (
     BUSY_TIMEOUT_MS,
@@ -37,9 +37,9 @@ class ExistingFileDriver(SqliteDriver):
         """See `Driver`. Also rejects a missing or empty file."""
         found = Path(path)
         if not found.exists():
-            raise NotALogError(f"{path} does not exist.")
+            raise NotALogError(f"{path} does not exist. Check the path.")
         if not found.is_file():
-            raise NotALogError(f"{path} is not a file.")
+            raise NotALogError(f"{path} is not a file. Name the file of a log.")
         super().check(path)
         if found.stat().st_size == 0:
             raise NotALogError(f"{path} is empty: it contains no log.")
@@ -117,7 +117,7 @@ def to_store_error(error: sqlite3.Error, path: str) -> StoreError:
     if isinstance(store_error, StoreUnavailableError):
         return StoreUnavailableError(f"{path} cannot be read or written: {error}")
     if isinstance(store_error, CorruptError):
-        return CorruptError(f"{path} is damaged: {error}")
+        return CorruptError(f"{path} is damaged: {error}; {DAMAGE_HINT}")
     return CorruptError(f"{path} does not have the structure of a log: {error}")
 
 

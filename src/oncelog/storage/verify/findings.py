@@ -121,12 +121,12 @@ class ExportedHead(Struct, frozen=True):
     lanes: list[ExportedLane]
 
 
-def decode_exported_head(text: bytes) -> ExportedHead:
-    """Decode the output of `oncelog head`. Raises OncelogError for other input."""
+def decode_exported_head(text: bytes, name: str = "the document") -> ExportedHead:
+    """Decode the output of `oncelog head`, in a file of this name. Raises OncelogError for other input."""
     try:
         return msgspec.json.decode(text, type=ExportedHead)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise OncelogError(f"not an exported head: {error}") from error
+        raise OncelogError(f"{name} is not an exported head: {error}; `oncelog head` prints one") from error
 
 
 class VerifyOptions(Struct, frozen=True):
