@@ -1,5 +1,6 @@
 """`oncelog init`: the files that it writes, the commands that it prints, and interruptions."""
 
+import fcntl
 import json
 import os
 import re
@@ -261,6 +262,57 @@ def test_killed_command_leaves_nothing_that_the_next_one_uses(tmp_path: Path) ->
     assert names_in(tmp_path) == FILES
     key = ApiKeys(tmp_path / "keys.json", lambda: 0)
     assert KEY.findall(said)[0].split("_")[1] == key.list()[0].id
+
+
+def test_directory_of_a_command_that_was_killed_at_the_end_is_removed(tmp_path: Path) -> None:
+    finished = tmp_path / ".oncelog-init.finished"
+    finished.mkdir(mode=0o700)
+    (finished / "keys.json").touch()
+    run_successfully(tmp_path)
+    assert names_in(tmp_path) == FILES
+
+
+@pytest.mark.parametrize("name", [".oncelog-init.finished", ".oncelog-init.unfinished"])
+@pytest.mark.parametrize("kind", ["directory", "file", "missing"])
+def test_symbolic_link_is_refused_and_not_followed(name: str, kind: str, tmp_path: Path) -> None:
+    other, directory = tmp_path / "other", tmp_path / "new"
+    directory.mkdir()
+    if kind == "directory":
+        other.mkdir(mode=0o700)
+        (other / "precious").write_text("data")
+    elif kind == "file":
+        other.write_text("data")
+    (directory / name).symlink_to(other)
+    done = run(directory)
+    assert done.exit_code == 2
+    assert f"{directory}/{name} must be a directory that this user owns, with mode 0700" in done.stderr
+    assert names_in(directory) == {name}
+    if kind != "missing":
+        assert (other / "precious" if kind == "directory" else other).read_text() == "data"
+
+
+@pytest.mark.parametrize("name", [".oncelog-init.finished", ".oncelog-init.unfinished"])
+def test_directory_that_others_may_write_to_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "precious").write_text("data")
+    (tmp_path / name).chmod(0o770)
+    done = run(tmp_path)
+    assert done.exit_code == 2
+    assert f"{tmp_path}/{name} must be a directory" in done.stderr
+    assert names_in(tmp_path / name) == {"precious"}
+
+
+@pytest.mark.parametrize("name", [".oncelog-init.finished", ".oncelog-init.unfinished"])
+def test_nothing_is_removed_while_another_process_has_the_lock(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir(mode=0o700)
+    (tmp_path / name / "keys.json").touch()
+    descriptor = os.open(tmp_path / name, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        assert "another `oncelog init` is writing" in run(tmp_path).stderr
+    finally:
+        os.close(descriptor)
+    assert names_in(tmp_path / name) == {"keys.json"}
 
 
 def test_error_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
