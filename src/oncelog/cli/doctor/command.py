@@ -59,7 +59,9 @@ class _BackupOptions(Struct, frozen=True):
     age_ms_max: int | None
 
     def check(self, log: str) -> Check:
-        """Check the backup of a log in a file."""
+        """Check the backup of a log in a file, if the log exists."""
+        if not Path(log).exists():
+            return
         if self.target is not None:
             yield from check_backup_target(self.target, log, self.age_ms_max)
         elif self.source is not None:
@@ -212,8 +214,7 @@ def _check_configuration(config: str, backup: _BackupOptions) -> Check:
 def _check_file(path: str, expected: FileExpectations, backup: _BackupOptions) -> Check:
     yield from check_sqlite()
     yield from run_checks("store", check_log_file, path, expected)
-    if Path(path).exists():
-        yield from run_checks("backup", backup.check, path)
+    yield from run_checks("backup", backup.check, path)
 
 
 def _check_database(address: str, settings: "ServerSettings | None") -> Check:
@@ -227,5 +228,5 @@ def _read_epoch(path: str) -> str | None:
     try:
         with open_read_transaction(path, allow_older=True) as (_, metadata):
             return metadata.epoch
-    except StoreError:
+    except (StoreError, OSError):
         return None
