@@ -324,10 +324,16 @@ def test_error_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
         link(path, target)
 
     monkeypatch.setattr(Path, "hardlink_to", fail)
-    done = run(tmp_path / "new")
+    done = run(tmp_path / "new" / "inner" / "innermost")
     assert done.exit_code == 74
     assert "No space left on device" in done.stderr
-    assert not (tmp_path / "new").exists()
+    assert names_in(tmp_path) == set()
+
+
+def test_directory_that_cannot_be_created_leaves_none_above_it(tmp_path: Path) -> None:
+    done = run(tmp_path / "new" / ("x" * 300))
+    assert "File name too long" in done.stderr
+    assert names_in(tmp_path) == set()
 
 
 def test_file_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:

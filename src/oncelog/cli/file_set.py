@@ -26,8 +26,9 @@ def create_file_set(directory: Path, names: Sequence[str]) -> Iterator[Path]:
     The files are hard links, so an existing file is never replaced. If the process is killed, the next call removes
     the files that have already appeared. Raises OncelogError, and names a file that exists.
     """
-    is_new = not directory.exists()
+    created: list[Path] = []
     try:
+        created += [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _lock_stage(directory) as stage:
             _check_absent(directory, names)
@@ -46,9 +47,9 @@ def create_file_set(directory: Path, names: Sequence[str]) -> Iterator[Path]:
         path = error.filename or directory
         raise OncelogError(f"{path} cannot be written: {error.strerror}") from error
     finally:
-        if is_new:
-            with suppress(OSError):  # the directory contains the files
-                directory.rmdir()
+        for path in created:
+            with suppress(OSError):  # a directory that contains the files remains
+                path.rmdir()
 
 
 def write_file(path: Path, content: str, mode: int = OWNER_ONLY) -> None:
