@@ -70,7 +70,7 @@ def init(  # noqa: PLR0913, PLR0917 - the options of a command
 
     The directory gets oncelog.toml, with every setting and its default, and keys.json with the hash of the key. Only
     their owner can read them. Without --read, --write and --audit, the key grants everything. Existing files are never
-    overwritten, and an interrupted command leaves no files.
+    overwritten. If the command is killed, the next call with the same DIR removes its files.
 
     Example:  oncelog init /etc/oncelog --store /var/lib/oncelog/oncelog.db
 
