@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from cli.doctor.checks import write_certificate
 from cli.processes import ENVIRONMENT, Command
 from cli.runner import COMMAND, RUNNER, Result
 from cli.server_process import oncelog, reserve_port
@@ -143,6 +144,24 @@ def test_tokens_of_the_created_key_pair_are_accepted(tmp_path: Path) -> None:
             url = f"http://127.0.0.1:{port}"
             checked = oncelog("doctor", "--url", url, ONCELOG_TOKEN=made.stdout.strip())
     assert "accepts the token" in checked.stdout, checked.stderr
+
+
+def test_commands_use_the_name_in_the_certificate(tmp_path: Path) -> None:
+    chain, private = write_certificate(tmp_path, -1, 100)
+    said = run_successfully(tmp_path, "--tls-certificate", chain, "--tls-private-key", private)
+    assert said.count("--url https://localhost:7171") == 3
+    assert "127.0.0.1" not in said
+    assert "HOST" not in said
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no certificate"])
+def test_commands_have_a_placeholder_if_the_certificate_has_no_name(content: bytes | None, tmp_path: Path) -> None:
+    chain = tmp_path / "chain.pem"
+    if content is not None:
+        chain.write_bytes(content)
+    said = run_successfully(tmp_path, "--tls-certificate", chain, "--tls-private-key", "key.pem")
+    assert said.count("--url https://HOST:7171") == 3
+    assert said.count("Replace HOST with a name that is in the server's certificate.") == 1
 
 
 def test_json_contains_the_key_and_the_files(tmp_path: Path) -> None:
