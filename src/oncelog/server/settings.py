@@ -30,6 +30,7 @@ from oncelog.server.auth.tokens import Tokens, TokenSettings
 from oncelog.server.errors import raise_first
 from oncelog.server.event_validator import VALIDATORS_GROUP
 from oncelog.server.limits import ApiLimits
+from oncelog.server.listen_address import ListenAddress
 from oncelog.server.log_format import Format, Level
 from oncelog.server.origins import normalize_origin, parse_networks
 
@@ -257,17 +258,35 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
         scheme = "http" if self.tls.certificate is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
-    def _check_ports(self) -> None:
-        places = {"port": (self.host, self.port)}
+    @property
+    def http_address(self) -> ListenAddress:
+        """The address of the main port."""
+        return ListenAddress(self.host, self.port)
+
+    @property
+    def metrics_address(self) -> ListenAddress | None:
+        """The address of the separate port for metrics, or None if metrics have no port."""
+        if not self.metrics or self.metrics_port is None:
+            return None
+        return ListenAddress(self.metrics_host, self.metrics_port, " for metrics", "metrics_port")
+
+    def list_addresses(self) -> list[ListenAddress]:
+        """Return the addresses of all ports."""
+        addresses = [self.http_address]
         if self.grpc:
-            places["grpc_port"] = (self.host, self.ledger_port)
-        if self.metrics and self.metrics_port is not None:
-            places["metrics_port"] = (self.metrics_host, self.metrics_port)
-        for (name, (host, port)), (other, (other_host, other_port)) in combinations(places.items(), 2):
-            is_default = "grpc_port" in (name, other) and self.grpc_port is None
+            addresses.append(ListenAddress(self.host, self.ledger_port, " for gRPC", "grpc_port"))
+        if self.metrics_address is not None:
+            addresses.append(self.metrics_address)
+        return addresses
+
+    def _check_ports(self) -> None:
+        for one, other in combinations(self.list_addresses(), 2):
+            is_default = "grpc_port" in (one.setting, other.setting) and self.grpc_port is None
             hint = f"; grpc_port is {GRPC_PORT_OFFSET} above port unless it is set" if is_default else ""
-            if 0 < port == other_port and _may_share_address(host, other_host):
-                raise SettingsError(f"{name} and {other} must be different, but both are {port}{hint}")
+            if 0 < one.port == other.port and _may_share_address(one.host, other.host):
+                raise SettingsError(
+                    f"{one.setting} and {other.setting} must be different, but both are {one.port}{hint}"
+                )
 
 
 def _may_share_address(host: str, other: str) -> bool:
