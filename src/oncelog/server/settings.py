@@ -18,7 +18,7 @@ from oncelog.core.limits import EVICTION_INTERVAL_MAX, SETTING_NUMBER_MAX, check
 from oncelog.core.policy import TTL_MS_MAX
 from oncelog.core.tenants import Tenant, check_tenants
 from oncelog.engine.limits import Limits
-from oncelog.engine.write_gate import DiskLimits
+from oncelog.engine.write_gate import DISK_DEFAULTS, DiskLimits
 from oncelog.errors import SettingsError
 from oncelog.file_modes import parse_file_mode
 from oncelog.server import settings_sources as sources
@@ -35,8 +35,6 @@ from oncelog.server.log_format import Format, Level
 from oncelog.server.origins import normalize_origin, parse_networks
 
 GRPC_PORT_OFFSET: Final = 100
-DISK_DEFAULTS: Final = DiskLimits(free_bytes_min=256 * 2**20)
-"""A server checks its disk space by default. An embedded log does not."""
 _ALL_ADDRESSES: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not listened on
 _PORTS: Final = ("port", "grpc_port", "metrics_port")
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+", re.ASCII)

@@ -15,11 +15,9 @@ from compatibility.formats import name_versions, unpack
 from core.item_builders import event
 from databases import address_of
 from oncelog.cli.doctor import log_file
-from oncelog.cli.doctor.command import EMBEDDED_LIMITS
 from oncelog.cli.doctor.findings import Finding
 from oncelog.cli.doctor.log_file import FileExpectations, judge_file_system, judge_free_space
 from oncelog.engine.write_gate import DiskLimits
-from oncelog.server.settings import DISK_DEFAULTS
 from oncelog.storage.clock import SystemClock
 
 HOUR_MS = 3_600_000
@@ -181,10 +179,6 @@ def test_log_above_its_size_limit_is_a_problem(log: Path) -> None:
     size = log.stat().st_size
     config = write_settings(log.parent, f"disk.store_bytes_max = {size + size // 20}")
     assert "Plan for more space" in doctor("--config", config).get("warning", "disk")
-
-
-def test_embedded_logs_have_the_disk_limit_of_servers() -> None:
-    assert EMBEDDED_LIMITS == DISK_DEFAULTS
 
 
 @pytest.mark.parametrize(
