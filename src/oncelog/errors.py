@@ -92,8 +92,9 @@ class RefusedError(OncelogError):
 
 
 class RetryLaterError(RefusedError):
-    """The log currently refuses the write because of its load, a rate or a quota, or because it is read-only. Submit
-    the write again, under the same identity, after `retry_after_ms`."""
+    """The log currently refuses the write: its load is high, a rate or a quota is exceeded, it is read-only, or another
+    call with the same key is running (`IN_FLIGHT`). Submit the write again, under the same identity, after
+    `retry_after_ms`."""
 
     def __init__(
         self, reason: Reason, message: str, field: str = "", current: int = 0, *, retry_after_ms: int = 0

@@ -1,5 +1,6 @@
 """`oncelog init`: the files that it writes, the commands that it prints, and interruptions."""
 
+import fcntl
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from cli.doctor.checks import write_certificate
 from cli.processes import ENVIRONMENT, Command
 from cli.runner import COMMAND, RUNNER, Result
 from cli.server_process import oncelog, reserve_port
@@ -144,6 +146,24 @@ def test_tokens_of_the_created_key_pair_are_accepted(tmp_path: Path) -> None:
     assert "accepts the token" in checked.stdout, checked.stderr
 
 
+def test_commands_use_the_name_in_the_certificate(tmp_path: Path) -> None:
+    chain, private = write_certificate(tmp_path, -1, 100)
+    said = run_successfully(tmp_path, "--tls-certificate", chain, "--tls-private-key", private)
+    assert said.count("--url https://localhost:7171") == 3
+    assert "127.0.0.1" not in said
+    assert "HOST" not in said
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no certificate"])
+def test_commands_have_a_placeholder_if_the_certificate_has_no_name(content: bytes | None, tmp_path: Path) -> None:
+    chain = tmp_path / "chain.pem"
+    if content is not None:
+        chain.write_bytes(content)
+    said = run_successfully(tmp_path, "--tls-certificate", chain, "--tls-private-key", "key.pem")
+    assert said.count("--url https://HOST:7171") == 3
+    assert said.count("Replace HOST with a name that is in the server's certificate.") == 1
+
+
 def test_json_contains_the_key_and_the_files(tmp_path: Path) -> None:
     fields = json.loads(run_successfully(tmp_path, "--json"))
     assert fields["files"] == [f"{tmp_path}/keys.json", f"{tmp_path}/oncelog.toml"]
@@ -263,6 +283,57 @@ def test_killed_command_leaves_nothing_that_the_next_one_uses(tmp_path: Path) ->
     assert KEY.findall(said)[0].split("_")[1] == key.list()[0].id
 
 
+def test_directory_of_a_command_that_was_killed_at_the_end_is_removed(tmp_path: Path) -> None:
+    finished = tmp_path / ".oncelog-init.finished"
+    finished.mkdir(mode=0o700)
+    (finished / "keys.json").touch()
+    run_successfully(tmp_path)
+    assert names_in(tmp_path) == FILES
+
+
+@pytest.mark.parametrize("name", [".oncelog-init.finished", ".oncelog-init.unfinished"])
+@pytest.mark.parametrize("kind", ["directory", "file", "missing"])
+def test_symbolic_link_is_refused_and_not_followed(name: str, kind: str, tmp_path: Path) -> None:
+    other, directory = tmp_path / "other", tmp_path / "new"
+    directory.mkdir()
+    if kind == "directory":
+        other.mkdir(mode=0o700)
+        (other / "precious").write_text("data")
+    elif kind == "file":
+        other.write_text("data")
+    (directory / name).symlink_to(other)
+    done = run(directory)
+    assert done.exit_code == 2
+    assert f"{directory}/{name} must be a directory that this user owns, with mode 0700" in done.stderr
+    assert names_in(directory) == {name}
+    if kind != "missing":
+        assert (other / "precious" if kind == "directory" else other).read_text() == "data"
+
+
+@pytest.mark.parametrize("name", [".oncelog-init.finished", ".oncelog-init.unfinished"])
+def test_directory_that_others_may_write_to_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "precious").write_text("data")
+    (tmp_path / name).chmod(0o770)
+    done = run(tmp_path)
+    assert done.exit_code == 2
+    assert f"{tmp_path}/{name} must be a directory" in done.stderr
+    assert names_in(tmp_path / name) == {"precious"}
+
+
+@pytest.mark.parametrize("name", [".oncelog-init.finished", ".oncelog-init.unfinished"])
+def test_nothing_is_removed_while_another_process_has_the_lock(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir(mode=0o700)
+    (tmp_path / name / "keys.json").touch()
+    descriptor = os.open(tmp_path / name, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        assert "another `oncelog init` is writing" in run(tmp_path).stderr
+    finally:
+        os.close(descriptor)
+    assert names_in(tmp_path / name) == {"keys.json"}
+
+
 def test_error_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = Path.hardlink_to
 
@@ -272,10 +343,16 @@ def test_error_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
         link(path, target)
 
     monkeypatch.setattr(Path, "hardlink_to", fail)
-    done = run(tmp_path / "new")
+    done = run(tmp_path / "new" / "inner" / "innermost")
     assert done.exit_code == 74
     assert "No space left on device" in done.stderr
-    assert not (tmp_path / "new").exists()
+    assert names_in(tmp_path) == set()
+
+
+def test_directory_that_cannot_be_created_leaves_none_above_it(tmp_path: Path) -> None:
+    done = run(tmp_path / "new" / ("x" * 300))
+    assert "File name too long" in done.stderr
+    assert names_in(tmp_path) == set()
 
 
 def test_file_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:

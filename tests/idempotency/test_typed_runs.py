@@ -1,5 +1,6 @@
 """Runs pass typed arguments to their tools and return typed outputs, which are stored as JSON."""
 
+import dataclasses
 import datetime as dt
 import functools
 from decimal import Decimal
@@ -63,6 +64,27 @@ def test_tool_gets_its_arguments_as_given_or_restored_from_json() -> None:
     assert given[0][0] is ORDER
     assert first.event.key != second.event.key
     assert first.event.args == second.event.args == plain
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+
+@pytest.mark.rule("RU-6")
+@pytest.mark.parametrize("tool", [dict, Point, functools.partial(dict)])
+def test_output_of_a_class_is_its_json_form(tool: Any) -> None:
+    with oncelog.open_blocking(":memory:") as log:
+        runs = BlockingRuns(log)
+        for is_reused in (False, True):
+            run = runs.execute(**with_args(x=1), tool=tool)
+            assert (run.reused, run.output) == (is_reused, {"x": 1})
+
+
+def test_output_of_a_built_in_function_is_its_json_form() -> None:
+    with oncelog.open_blocking(":memory:") as log:
+        run = BlockingRuns(log).execute(**with_args(sep="", end=""), tool=print)
+    assert run.output is None
 
 
 def test_typed_and_json_arguments_are_the_same_run() -> None:

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from oncelog import error_codes
 from oncelog.core.tenants import Tenant
+from oncelog.engine.write_gate import DISK_DEFAULTS
 from oncelog.server.metrics import CONNECTION_REFUSALS
-from oncelog.server.settings import DISK_DEFAULTS
 from server.running_server import item, serving
 from server.test_write_refusals import measured, write_functions_of
 

@@ -24,8 +24,7 @@ from oncelog.core.limits import QUOTA_RETRY_AFTER_MS
 from oncelog.core.operations import SetEntity
 from oncelog.core.tenants import Tenant
 from oncelog.engine import committer
-from oncelog.engine.write_gate import RETRY_AFTER_MS
-from oncelog.server.settings import DISK_DEFAULTS
+from oncelog.engine.write_gate import DISK_DEFAULTS, RETRY_AFTER_MS
 from oncelog.storage.sqlite.database_file import SqliteDriver
 from oncelog.testing.clock import ManualClock
 from server.chat.chat_servers import ChatServer, message_uuid

@@ -1,5 +1,6 @@
 """Creates several files together: either all of them appear in a directory, or none."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,8 @@ _UNFINISHED: Final = ".oncelog-init.unfinished"
 """Directory in which the files are written."""
 _FINISHED: Final = ".oncelog-init.finished"
 """The same directory after all files have appeared. Only the directory itself remains to be removed."""
+_DIRECTORY_MODE: Final = 0o700
+_PERMISSIONS: Final = 0o777
 
 
 @contextmanager
@@ -23,10 +26,10 @@ def create_file_set(directory: Path, names: Sequence[str]) -> Iterator[Path]:
     The files are hard links, so an existing file is never replaced. If the process is killed, the next call removes
     the files that have already appeared. Raises OncelogError, and names a file that exists.
     """
-    is_new = not directory.exists()
+    created: list[Path] = []
     try:
+        created += [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _remove(directory / _FINISHED)
         with _lock_stage(directory) as stage:
             _check_absent(directory, names)
             yield stage
@@ -44,10 +47,9 @@ def create_file_set(directory: Path, names: Sequence[str]) -> Iterator[Path]:
         path = error.filename or directory
         raise OncelogError(f"{path} cannot be written: {error.strerror}") from error
     finally:
-        _remove(directory / _FINISHED)
-        if is_new:
-            with suppress(OSError):  # the directory contains the files
-                directory.rmdir()
+        for path in created:
+            with suppress(OSError):  # a directory that contains the files remains
+                path.rmdir()
 
 
 def write_file(path: Path, content: str, mode: int = OWNER_ONLY) -> None:
@@ -59,41 +61,91 @@ def write_file(path: Path, content: str, mode: int = OWNER_ONLY) -> None:
 @contextmanager
 def _lock_stage(directory: Path) -> Iterator[Path]:
     """Yield the empty stage. An error, or the next call after a kill, undoes what the block has published from it."""
-    stage = directory / _UNFINISHED
-    stage.mkdir(mode=0o700, exist_ok=True)
-    lock = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OncelogError(f"another `oncelog init` is writing to {directory}") from None
-        if not stage.exists() or not os.path.samestat(stage.stat(), os.fstat(lock)):
+    stage, finished = directory / _UNFINISHED, directory / _FINISHED
+    with suppress(FileExistsError):
+        stage.mkdir(mode=_DIRECTORY_MODE)
+    with _lock_directory(stage) as descriptor:
+        if not _is_at(stage, descriptor):
             raise OncelogError(f"another `oncelog init` has just written to {directory}")
-        _undo(directory, stage)
         try:
+            _remove_finished(finished)
+            _undo(directory, descriptor)
             yield stage
         finally:
-            if stage.exists():
-                _undo(directory, stage)
+            if _is_at(stage, descriptor):
+                _undo(directory, descriptor)
                 stage.rmdir()
+            else:
+                with suppress(OSError):  # the files are complete; the next call removes the directory
+                    _empty(descriptor)
+                    finished.rmdir()
+
+
+@contextmanager
+def _lock_directory(path: Path) -> Iterator[int]:
+    """Open a directory of an earlier or this call and lock it. Yields its descriptor.
+
+    Only through a descriptor can the path not be replaced by a link to another directory before files are removed.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):  # a symbolic link gets one or the other
+            raise _build_foreign_error(path) from error
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or status.st_mode & _PERMISSIONS != _DIRECTORY_MODE:
+            raise _build_foreign_error(path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OncelogError(f"another `oncelog init` is writing to {path.parent}") from None
+        yield descriptor
     finally:
-        os.close(lock)
+        os.close(descriptor)
 
 
-def _undo(directory: Path, stage: Path) -> None:
+def _build_foreign_error(path: Path) -> OncelogError:
+    return OncelogError(
+        f"{path} must be a directory that this user owns, with mode 0700: `oncelog init` creates it so. Remove it if "
+        "nothing else needs it, and run the command again"
+    )
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Return whether a path is this open directory."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _undo(directory: Path, stage: int) -> None:
     """Remove the files of an unfinished set, from the directory first."""
-    for file in stage.iterdir():
-        published = directory / file.name
-        if published.exists() and published.samefile(file):
-            published.unlink()
-        file.unlink()
+    for name in os.listdir(stage):
+        published = directory / name
+        with suppress(FileNotFoundError):
+            staged = os.stat(name, dir_fd=stage, follow_symlinks=False)
+            if os.path.samestat(published.lstat(), staged):
+                published.unlink()
+    _empty(stage)
 
 
-def _remove(finished: Path) -> None:
-    with suppress(OSError):  # the files are complete; the next call removes the directory
-        for file in finished.iterdir():
-            file.unlink()
-        finished.rmdir()
+def _remove_finished(path: Path) -> None:
+    """Remove the directory of a process that was killed after all its files had appeared."""
+    try:
+        with _lock_directory(path) as descriptor:
+            if _is_at(path, descriptor):
+                _empty(descriptor)
+                path.rmdir()
+    except FileNotFoundError:
+        return
+
+
+def _empty(directory: int) -> None:
+    for name in os.listdir(directory):
+        os.unlink(name, dir_fd=directory)
 
 
 def _check_absent(directory: Path, names: Sequence[str]) -> None:

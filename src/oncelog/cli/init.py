@@ -27,6 +27,7 @@ LOG_NAME: Final = "oncelog.db"
 KEY_TITLE: Final = "First key, from oncelog init"
 _PUBLIC_MODE: Final = 0o644
 _TRY_PARTITION: Final = "orders"
+_UNKNOWN_HOST: Final = "HOST"
 
 
 class _Configuration(Struct, frozen=True):
@@ -70,7 +71,7 @@ def init(  # noqa: PLR0913, PLR0917 - the options of a command
 
     The directory gets oncelog.toml, with every setting and its default, and keys.json with the hash of the key. Only
     their owner can read them. Without --read, --write and --audit, the key grants everything. Existing files are never
-    overwritten, and an interrupted command leaves no files.
+    overwritten. If the command is killed, the next call with the same DIR removes its files.
 
     Example:  oncelog init /etc/oncelog --store /var/lib/oncelog/oncelog.db
 
@@ -172,7 +173,7 @@ def _format_steps(created: _Configuration, names: list[str]) -> Iterator[str]:
     """Yield the names of the created files, the key, and commands to paste."""
     program, settings = find_program(), created.settings
     config = shlex.quote(str(created.directory / SETTINGS_NAME))
-    url = settings.local_url
+    url = _find_url(settings)
     options = f"--url {url} --client-id {shlex.quote(created.client_id)} --partition {_TRY_PARTITION}"
     yield f"Created {', '.join(names)} in {created.directory}. The log is {redact_address(settings.store)}."
     yield ""
@@ -181,6 +182,8 @@ def _format_steps(created: _Configuration, names: list[str]) -> Iterator[str]:
     yield f"  {program} serve --config {config}"
     yield ""
     yield f"In another terminal, use the API key of the client {created.client_id!r}. It is not shown again:"
+    if _UNKNOWN_HOST in url:
+        yield f"Replace {_UNKNOWN_HOST} with a name that is in the server's certificate."
     yield ""
     yield f"  export ONCELOG_TOKEN={created.key}"
     yield f"  {program} doctor --config {config} --url {url}"
@@ -192,3 +195,27 @@ def _format_steps(created: _Configuration, names: list[str]) -> Iterator[str]:
         yield f"{PRIVATE_KEY_NAME} signs tokens. The server does not need it: move it to the program that issues them."
         yield ""
         yield f"  {program} token --key {key} --alg EdDSA --sub ada --read {_TRY_PARTITION}"
+
+
+def _find_url(settings: Any) -> str:
+    """Return the URL for the commands. With TLS, its host is a name in the certificate, or `HOST`."""
+    if settings.tls.certificate is None:
+        url: str = settings.local_url
+        return url
+    return f"https://{_read_host_name(settings.tls.certificate) or _UNKNOWN_HOST}:{settings.port}"
+
+
+def _read_host_name(certificate: str) -> str | None:
+    """Return the first DNS name of a certificate, without wildcards, or None if there is none or it is unreadable."""
+    from cryptography import x509  # noqa: PLC0415 - joserfc, which a server needs, depends on it
+
+    from oncelog.server.auth.secret_files import read_file  # noqa: PLC0415 - as above
+    from oncelog.server.limits import TLS_FILE_BYTES_MAX  # noqa: PLC0415
+
+    try:
+        first = x509.load_pem_x509_certificates(read_file(certificate, TLS_FILE_BYTES_MAX).data)[0]
+        extension = first.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (OncelogError, OSError, ValueError, x509.ExtensionNotFound):
+        return None
+    names = extension.value.get_values_for_type(x509.DNSName)
+    return next((name for name in names if "*" not in name), None)

@@ -229,7 +229,7 @@ def reads_log_or_server(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the first parameter of a command, `source`, with an optional LOG and the options for a server.
 
     `source` is the LOG or, without LOG, the `Remote`. The default address is not used: a command without LOG would
-    read another log than the one that the user has in mind.
+    read a log other than the intended one.
     """
 
     def run(options: ServerOptions, arguments: dict[str, Any]) -> None:

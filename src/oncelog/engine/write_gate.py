@@ -64,6 +64,10 @@ class DiskLimits(Struct, frozen=True, kw_only=True):
         return min(self.store_again_bytes_max or self.store_bytes_max - margin, self.store_bytes_max)
 
 
+DISK_DEFAULTS: Final = DiskLimits(free_bytes_min=256 * 2**20)
+"""A server checks its disk space by default. An embedded log does not, but `oncelog doctor` uses this limit for it."""
+
+
 class ReadOnlyReason(Enum):
     """Why the log refuses new writes."""
 

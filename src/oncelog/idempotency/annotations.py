@@ -20,7 +20,8 @@ def resolve_annotation(function: Callable[..., Any], name: str) -> Any:
 
     def holder() -> None: ...
 
-    holder.__annotations__ = {name: annotated.__annotations__[name]}
+    # Built-in functions have no annotations, nor has the `__call__` of a class.
+    holder.__annotations__ = {name: getattr(annotated, "__annotations__", {})[name]}
     source = inspect.unwrap(annotated)
     hints = typing.get_type_hints(
         holder, getattr(source, "__globals__", {}), _get_closure_variables(source), include_extras=True

@@ -6,7 +6,7 @@ connections, and closes the log.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -28,16 +28,10 @@ from oncelog.server.connection_limiter import ConnectionLimiter, to_connection_l
 from oncelog.server.deltas.schemas import TableSchemas, combine_validators
 from oncelog.server.endpoint import Endpoint
 from oncelog.server.event_validator import load_validator
-from oncelog.server.http_server import (
-    HttpServer,
-    MetricsListener,
-    find_http_address,
-    find_metrics_address,
-    format_address,
-)
+from oncelog.server.http_server import HttpServer, MetricsListener, format_address
 from oncelog.server.ledger.grpc_service import LedgerGrpcService
 from oncelog.server.limits import INSIEME_FRAME_BYTES
-from oncelog.server.listener import ListenAddress, raise_open_files_limit
+from oncelog.server.listener import raise_open_files_limit
 from oncelog.server.metrics import Metrics
 from oncelog.server.openapi import build_document
 from oncelog.server.operator_endpoints import OperatorEndpoints
@@ -190,7 +184,7 @@ class Server:
         self.subscribe_credentials(self._record_credential)
         self._reloader.load_files()
         # Checked before the log is opened, so that a failed start does not create a log.
-        for address in self._list_addresses():
+        for address in self.settings.list_addresses():
             await address.check()
         async with AsyncExitStack() as opened:
             if self._trace_export is not None:
@@ -202,9 +196,8 @@ class Server:
             await self._http.start(self.list_endpoints())
             self.urls = self._http.urls
             opened.push_async_callback(self.metrics_listener.close)
-            metrics_address = find_metrics_address(self.settings)
-            if metrics_address is not None:
-                await self.metrics_listener.start(metrics_address)
+            if self.settings.metrics_address is not None:
+                await self.metrics_listener.start(self.settings.metrics_address)
             if self.settings.grpc:
                 await self.grpc_service.start()
             opened.pop_all()
@@ -212,16 +205,6 @@ class Server:
         self._reloader.start()
         self._operators.is_ready = True
         self._log_start()
-
-    def _list_addresses(self) -> Iterator[ListenAddress]:
-        """Yield the addresses of all ports."""
-        settings = self.settings
-        yield find_http_address(settings)
-        metrics_address = find_metrics_address(settings)
-        if metrics_address is not None:
-            yield metrics_address
-        if settings.grpc:
-            yield ListenAddress(settings.host, settings.ledger_port, " for gRPC", "grpc_port")
 
     def _log_start(self) -> None:
         log_fields = {"urls": " ".join(self.urls), "store": redact_address(self.settings.store)}

@@ -16,7 +16,8 @@ from oncelog.server.http_fast_path import FastHandler, HttpFastPath
 from oncelog.server.http_protocol import HttpProtocol, add_response_headers, new_http_logger
 from oncelog.server.http_tracing import HttpTracer, trace_fast_route
 from oncelog.server.limits import METRICS_CONNECTIONS_MAX
-from oncelog.server.listener import AddressLookup, ListenAddress, Listener
+from oncelog.server.listen_address import ListenAddress
+from oncelog.server.listener import AddressLookup, Listener
 from oncelog.server.pages.endpoints import Pages
 from oncelog.server.preauth_limiter import PreauthLimiter
 from oncelog.server.request_gate import Handler, RequestGate
@@ -153,7 +154,7 @@ class HttpServer(HttpPort):
         app.on_response_prepare.append(self._gate.add_cors_headers)
         await self._listen(
             app,
-            find_http_address(settings),
+            settings.http_address,
             tls=self._certificate.context,
             # aiohttp applies this timeout twice. Accepted requests have been answered by then.
             shutdown_timeout_s=min(CLOSE_TIMEOUT_S, settings.shutdown_ms / 1000),
@@ -226,18 +227,6 @@ class MetricsListener(HttpPort):
     def port(self) -> int:
         """The port that the listener is bound to, or 0 if it has not started."""
         return next((address[1] for address in self.addresses), 0)
-
-
-def find_http_address(settings: ServerSettings) -> ListenAddress:
-    """Return the address of the main port."""
-    return ListenAddress(settings.host, settings.port)
-
-
-def find_metrics_address(settings: ServerSettings) -> ListenAddress | None:
-    """Return the address of the separate port for metrics, or None if metrics have no port."""
-    if not settings.metrics or settings.metrics_port is None:
-        return None
-    return ListenAddress(settings.metrics_host, settings.metrics_port, " for metrics", "metrics_port")
 
 
 def format_address(address: tuple[str, int] | str) -> str:

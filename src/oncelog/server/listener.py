@@ -6,23 +6,17 @@ runs out of file descriptors. The listener therefore accepts sockets itself.
 
 import asyncio
 import errno
-import os
 import resource
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Final
-
-from msgspec import Struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
 
 from oncelog.background_tasks import BackgroundTasks
-from oncelog.errors import SettingsError
 from oncelog.server import logger
 from oncelog.server.connection_limiter import Connection, ConnectionLimiter
 
-BACKLOG: Final = 4096
-"""Length of the kernel's accept queue. The kernel may enforce a lower limit (`somaxconn`)."""
 NO_FILES_PAUSE_S: Final = 0.1
 """Pause after `accept` fails for lack of file descriptors. Meanwhile new connections wait in the kernel's queue."""
 _OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -34,58 +28,6 @@ GRPC_SHARE: Final = 10
 
 AddressLookup = Callable[[str | None], tuple[str, bool]]
 """Returns the address under which connections of a peer are counted, and whether the peer is a trusted proxy."""
-
-
-class ListenAddress(Struct, frozen=True):
-    """The address of a port in the settings."""
-
-    host: str
-    port: int
-    purpose: str = ""
-    """What the port is for, in error messages, such as ` for metrics`."""
-    setting: str = "port"
-
-    async def bind(self) -> list[socket.socket]:
-        """Open listening sockets on all addresses of the host. Raises SettingsError if that fails."""
-        sockets: list[socket.socket] = []
-        with self._translate_errors(), ExitStack() as opened:
-            for family, address in await self._resolve():
-                bound = opened.enter_context(socket.create_server(address, family=family, backlog=BACKLOG))
-                bound.setblocking(False)
-                sockets.append(bound)
-            opened.pop_all()
-        return sockets
-
-    async def check(self) -> None:
-        """Check that no other program uses the port. Raises SettingsError.
-
-        The sockets do not listen, so that clients cannot connect yet.
-        """
-        with self._translate_errors():
-            for family, address in await self._resolve():
-                with socket.socket(family, socket.SOCK_STREAM) as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    if family == socket.AF_INET6:
-                        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                    probe.bind(address)
-
-    async def _resolve(self) -> Iterable[tuple[socket.AddressFamily, Any]]:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        return dict.fromkeys((family, address) for family, _, _, _, address in found)
-
-    @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            # `socket.create_server` puts the address into its error text, but this error already contains the address.
-            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
-            advice = f"; stop the program that uses it, or set another {self.setting}"
-            raise SettingsError(
-                f"cannot listen{self.purpose} on {self.host}:{self.port}: {reason}"
-                f"{advice if error.errno == errno.EADDRINUSE else ''}"
-            ) from error
 
 
 def raise_open_files_limit(connections_max: int, grpc_connections_max: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from oncelog.core.limits import EVICTION_INTERVAL_MAX, SETTING_NUMBER_MAX, check
 from oncelog.core.policy import TTL_MS_MAX
 from oncelog.core.tenants import Tenant, check_tenants
 from oncelog.engine.limits import Limits
-from oncelog.engine.write_gate import DiskLimits
+from oncelog.engine.write_gate import DISK_DEFAULTS, DiskLimits
 from oncelog.errors import SettingsError
 from oncelog.file_modes import parse_file_mode
 from oncelog.server import settings_sources as sources
@@ -30,12 +30,11 @@ from oncelog.server.auth.tokens import Tokens, TokenSettings
 from oncelog.server.errors import raise_first
 from oncelog.server.event_validator import VALIDATORS_GROUP
 from oncelog.server.limits import ApiLimits
+from oncelog.server.listen_address import ListenAddress
 from oncelog.server.log_format import Format, Level
 from oncelog.server.origins import normalize_origin, parse_networks
 
 GRPC_PORT_OFFSET: Final = 100
-DISK_DEFAULTS: Final = DiskLimits(free_bytes_min=256 * 2**20)
-"""A server checks its disk space by default. An embedded log does not."""
 _ALL_ADDRESSES: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not listened on
 _PORTS: Final = ("port", "grpc_port", "metrics_port")
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+", re.ASCII)
@@ -257,17 +256,35 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
         scheme = "http" if self.tls.certificate is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
-    def _check_ports(self) -> None:
-        places = {"port": (self.host, self.port)}
+    @property
+    def http_address(self) -> ListenAddress:
+        """The address of the main port."""
+        return ListenAddress(self.host, self.port)
+
+    @property
+    def metrics_address(self) -> ListenAddress | None:
+        """The address of the separate port for metrics, or None if metrics have no port."""
+        if not self.metrics or self.metrics_port is None:
+            return None
+        return ListenAddress(self.metrics_host, self.metrics_port, " for metrics", "metrics_port")
+
+    def list_addresses(self) -> list[ListenAddress]:
+        """Return the addresses of all ports."""
+        addresses = [self.http_address]
         if self.grpc:
-            places["grpc_port"] = (self.host, self.ledger_port)
-        if self.metrics and self.metrics_port is not None:
-            places["metrics_port"] = (self.metrics_host, self.metrics_port)
-        for (name, (host, port)), (other, (other_host, other_port)) in combinations(places.items(), 2):
-            is_default = "grpc_port" in (name, other) and self.grpc_port is None
+            addresses.append(ListenAddress(self.host, self.ledger_port, " for gRPC", "grpc_port"))
+        if self.metrics_address is not None:
+            addresses.append(self.metrics_address)
+        return addresses
+
+    def _check_ports(self) -> None:
+        for one, other in combinations(self.list_addresses(), 2):
+            is_default = "grpc_port" in (one.setting, other.setting) and self.grpc_port is None
             hint = f"; grpc_port is {GRPC_PORT_OFFSET} above port unless it is set" if is_default else ""
-            if 0 < port == other_port and _may_share_address(host, other_host):
-                raise SettingsError(f"{name} and {other} must be different, but both are {port}{hint}")
+            if 0 < one.port == other.port and _may_share_address(one.host, other.host):
+                raise SettingsError(
+                    f"{one.setting} and {other.setting} must be different, but both are {one.port}{hint}"
+                )
 
 
 def _may_share_address(host: str, other: str) -> bool:

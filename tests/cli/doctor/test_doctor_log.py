@@ -1,5 +1,6 @@
 """`oncelog doctor FILE`: the log, its clock, its permissions and its disk."""
 
+import errno
 import os
 import sqlite3
 from contextlib import closing
@@ -14,10 +15,9 @@ from compatibility.formats import name_versions, unpack
 from core.item_builders import event
 from databases import address_of
 from oncelog.cli.doctor import log_file
-from oncelog.cli.doctor.command import EMBEDDED_LIMITS
+from oncelog.cli.doctor.findings import Finding
 from oncelog.cli.doctor.log_file import FileExpectations, judge_file_system, judge_free_space
 from oncelog.engine.write_gate import DiskLimits
-from oncelog.server.settings import DISK_DEFAULTS
 from oncelog.storage.clock import SystemClock
 
 HOUR_MS = 3_600_000
@@ -47,6 +47,31 @@ def test_good_log_has_no_problems(log: Path) -> None:
     assert "write-ahead logging is on" in found.get("ok", "journal_mode")
     for check in ("clock", "permissions", "disk", "file_system"):
         found.get("ok", check)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "/closed/log.db"), "/closed/log.db cannot be read"),
+        (OSError(errno.EIO, "Input/output error"), "the check failed: Input/output error"),
+    ],
+)
+def test_operating_system_error_is_a_problem_and_the_other_checks_run(
+    log: Path, error: OSError, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Finding:
+        raise error
+
+    monkeypatch.setattr(log_file, "judge_file_system", fail)
+    found = doctor("--config", write_settings(log.parent))
+    assert found.problems == ["store"]
+    assert message in found.get("problem", "store")
+    found.get("warning", "backup")
+    found.get("ok", "open_files")
+
+
+def test_file_name_that_is_too_long_is_a_problem(tmp_path: Path) -> None:
+    assert "store" in doctor(tmp_path / ("x" * 300)).problems
 
 
 def test_checks_change_nothing(log: Path) -> None:
@@ -154,10 +179,6 @@ def test_log_above_its_size_limit_is_a_problem(log: Path) -> None:
     size = log.stat().st_size
     config = write_settings(log.parent, f"disk.store_bytes_max = {size + size // 20}")
     assert "Plan for more space" in doctor("--config", config).get("warning", "disk")
-
-
-def test_embedded_logs_have_the_disk_limit_of_servers() -> None:
-    assert EMBEDDED_LIMITS == DISK_DEFAULTS
 
 
 @pytest.mark.parametrize(

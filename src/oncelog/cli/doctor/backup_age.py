@@ -24,7 +24,7 @@ from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
 
 FILE_AGE_MS_MAX: Final = 26 * 3_600_000
-"""A daily backup, plus two hours for making it."""
+"""24 hours plus two hours to make the backup."""
 TARGET_AGE_MS_MAX: Final = 3_600_000
 """A continuous backup is seconds old. An hour leaves time for a restart."""
 TIMEOUT_S: Final = 20

@@ -35,7 +35,7 @@ from oncelog.cli.server_options import (
 )
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson
 from oncelog.cli.times import parse_duration_ms
-from oncelog.engine.write_gate import DiskLimits
+from oncelog.engine.write_gate import DISK_DEFAULTS
 from oncelog.errors import OncelogError, StoreError
 from oncelog.file_modes import parse_file_mode
 from oncelog.storage.address import check_scheme, is_address
@@ -45,9 +45,6 @@ from oncelog.storage.sqlite.read_transaction import open_read_transaction
 
 if TYPE_CHECKING:
     from oncelog.server.settings import ServerSettings
-
-EMBEDDED_LIMITS: Final = DiskLimits(free_bytes_min=256 * 2**20)
-"""Free space below which an embedded log is reported: the default limit of a server."""
 
 _NO_DATABASE_BACKUP: Final = "--backup is for a log in a file; a database is backed up with its own tools"
 
@@ -59,7 +56,9 @@ class _BackupOptions(Struct, frozen=True):
     age_ms_max: int | None
 
     def check(self, log: str) -> Check:
-        """Check the backup of a log in a file."""
+        """Check the backup of a log in a file, if the log exists."""
+        if not Path(log).exists():
+            return
         if self.target is not None:
             yield from check_backup_target(self.target, log, self.age_ms_max)
         elif self.source is not None:
@@ -171,7 +170,7 @@ def _list_findings(log: str | None, config: str | None, backup: _BackupOptions) 
         yield from _check_database(log, None)
     elif log is not None:
         yield from check_packages([])
-        yield from _check_file(log, FileExpectations(EMBEDDED_LIMITS, JUMP_MS_MAX), backup)
+        yield from _check_file(log, FileExpectations(DISK_DEFAULTS, JUMP_MS_MAX), backup)
     else:
         yield from check_packages([])
 
@@ -212,8 +211,7 @@ def _check_configuration(config: str, backup: _BackupOptions) -> Check:
 def _check_file(path: str, expected: FileExpectations, backup: _BackupOptions) -> Check:
     yield from check_sqlite()
     yield from run_checks("store", check_log_file, path, expected)
-    if Path(path).exists():
-        yield from run_checks("backup", backup.check, path)
+    yield from run_checks("backup", backup.check, path)
 
 
 def _check_database(address: str, settings: "ServerSettings | None") -> Check:
@@ -227,5 +225,5 @@ def _read_epoch(path: str) -> str | None:
     try:
         with open_read_transaction(path, allow_older=True) as (_, metadata):
             return metadata.epoch
-    except StoreError:
+    except (StoreError, OSError):
         return None

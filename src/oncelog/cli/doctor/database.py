@@ -196,7 +196,7 @@ def judge_older_schema(name: str, found: int, newest: int) -> Finding:
 
 
 def judge_clock(*, has_jumped: bool, is_behind: bool, sentence: str) -> Finding:
-    """Return the finding for a log's clock. `sentence` is the one that `oncelog clock` prints."""
+    """Return the finding for a log's clock. `sentence` is the output of `oncelog clock`."""
     if has_jumped:
         return problem("clock", sentence.replace("with --confirm", "with `oncelog clock LOG --confirm`"))
     return warning("clock", sentence, "Correct the clock.") if is_behind else ok("clock", sentence)

@@ -49,6 +49,13 @@ def run_checks(check: str, function: Callable[..., Check], *arguments: Any) -> C
         yield from function(*arguments)
     except OncelogError as error:
         yield problem(check, str(error))
+    except OSError as error:
+        text = error.strerror or str(error) or type(error).__name__
+        if error.filename is None:
+            yield problem(check, f"the check failed: {text}", "Correct the cause, and run the command again.")
+            return
+        remedy = "Correct the path, or run the command as a user that may read it."
+        yield problem(check, f"{error.filename} cannot be read: {text}", remedy)
 
 
 def is_ok(findings: Iterable[Finding]) -> bool:

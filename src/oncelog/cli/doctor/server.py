@@ -23,6 +23,7 @@ from oncelog.errors import OncelogError
 from oncelog.storage.clock import SystemClock
 
 if TYPE_CHECKING:
+    from oncelog.server.listen_address import ListenAddress
     from oncelog.server.settings import ServerSettings
 
 TIMEOUT_S: Final = 10.0
@@ -83,31 +84,26 @@ def check_remote(remote: Remote) -> Check:
 
 def check_ports(settings: "ServerSettings", epoch: str | None) -> Check:
     """Check whether the ports of the settings are free, or used by a server of the log with this epoch."""
-    ports = {"port": (settings.host, settings.port)}
-    if settings.grpc:
-        ports["grpc_port"] = (settings.host, settings.ledger_port)
-    if settings.metrics and settings.metrics_port is not None:
-        ports["metrics_port"] = (settings.metrics_host, settings.metrics_port)
-    ports = {name: address for name, address in ports.items() if address[1]}  # 0 stands for any free port
-    problems = {name: _find_bind_error(*address) for name, address in ports.items()}
+    addresses = [address for address in settings.list_addresses() if address.port]  # 0 stands for any free port
+    problems = {address.setting: _find_bind_error(address) for address in addresses}
     if problems.get("port") == errno.EADDRINUSE:
         finding, is_server = _check_local_server(settings, epoch)
         yield finding
         if is_server:
             return
-    for name, number in problems.items():
-        host, port = ports[name]
+    for address in addresses:
+        name, number = address.setting, problems[address.setting]
         if number == errno.EADDRINUSE and name != "port":
-            message = f"{name}: {port} on {host} is in use by another program"
+            message = f"{name}: {address.port} on {address.host} is in use by another program"
             yield problem("server", message, f"Stop that program, or choose another {name}.")
         elif number == errno.EACCES:
-            message = f"{name}: this user may not listen on {port}, because it is below 1024"
+            message = f"{name}: this user may not listen on {address.port}, because it is below 1024"
             yield warning("server", message, "Use a higher port, or give the service CAP_NET_BIND_SERVICE.")
         elif number is not None and number != errno.EADDRINUSE:
-            message = f"{name}: this machine cannot listen on {host}:{port}: {_describe(number)}"
+            message = f"{name}: this machine cannot listen on {address.host}:{address.port}: {_describe(number)}"
             yield problem("server", message, f"Correct {'metrics_host' if name == 'metrics_port' else 'host'}.")
-    if ports and not any(problems.values()):
-        free = ", ".join(f"{name} {port}" for name, (_, port) in ports.items())
+    if addresses and not any(problems.values()):
+        free = ", ".join(f"{address.setting} {address.port}" for address in addresses)
         yield ok("server", f"no server is running; its ports are free ({free})")
 
 
@@ -216,21 +212,14 @@ def _create_connection(url: str, *, is_verified: bool) -> http.client.HTTPConnec
     return http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT_S, context=context)
 
 
-def _find_bind_error(host: str, port: int) -> int | None:
-    """Return why no program can listen on a port, as an error number, or None. The port is bound, but never listens."""
+def _find_bind_error(address: "ListenAddress") -> int | None:
+    """Return why no program can listen on a port, as an error number, or None."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError:
+        address.probe()
+    except socket.gaierror:
         return errno.EADDRNOTAVAIL
-    for family, kind, _, _, address in found:
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            try:
-                probe.bind(address)
-            except OSError as error:
-                return error.errno
+    except OSError as error:
+        return error.errno
     return None
 
 

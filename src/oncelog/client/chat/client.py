@@ -80,7 +80,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         wall_ms: Callable[[], int] | None = None,
         wire: ChatTransport | None = None,
     ) -> None:
-        """Store the configuration; `async with` opens the file and connects.
+        """Store the configuration. Opening the client opens the file and connects.
 
         `path` is the client's file, which is created if it is missing, or ":memory:" for messages that need not survive
         a restart. The file belongs to one device of one user. It stores `device_id`; by default, the client generates

@@ -69,7 +69,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         chance: random.Random | None = None,
         wire: DeltasTransport | None = None,
     ) -> None:
-        """Store the configuration; `async with` opens the client.
+        """Store the configuration. Opening the client opens the file.
 
         `path` is the client's file, which is created if it is missing; ":memory:" keeps the rows until the client is
         closed. A file cannot be reused for a different client or gateway. `client_id` is the client id of the

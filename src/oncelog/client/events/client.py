@@ -71,7 +71,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         chance: random.Random | None = None,
         store: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Store the configuration; `async with` opens the file and connects.
+        """Store the configuration. Opening the client opens the file and connects.
 
         `path` is an SQLite file, which is created if it is missing and may contain the application's tables, or
         ":memory:" for an outbox that need not survive a restart. The client follows `partitions`; with an empty list,

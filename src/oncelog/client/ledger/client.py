@@ -49,7 +49,7 @@ class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
         limits: LedgerLimits | None = None,
         chance: random.Random | None = None,
     ) -> None:
-        """Store the configuration; `async with` opens the client.
+        """Store the configuration. Opening the client opens the file.
 
         `address` is HOST:PORT of the server's gRPC port. `path` is the client's file, which is created if it is
         missing, or ":memory:" for writes that need not survive a restart. `client_id` is the client id of the
