@@ -3,16 +3,20 @@
 import asyncio
 import sqlite3
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 import oncelog
 from databases import BOTH_STORES, log_at
 from deadlines import soon
 from engine.observable_store import WatchedStore
+from oncelog.core.policy import FOREVER, OnReuse, Order, Policy
 from oncelog.storage.queries import traces as stored_traces
+from oncelog.storage.queries.statement import Statement
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.testing.clock import ManualClock
 from storage.memory_store import MemoryStore
@@ -149,6 +153,45 @@ async def test_contexts_of_old_records_are_deleted(tmp_path: Path, monkeypatch: 
             await submit_in(log, traces, "request", event(number))
         kept = [record.trace is not None for record in (await log.read(partition="p")).records]
     assert kept == [False, False, False, True, True]
+
+
+@BOTH_STORES
+async def test_a_page_requests_only_the_contexts_of_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested: list[list[int]] = []
+    original = stored_traces.Statement
+
+    def watch(name: str, *parameters: Any) -> Statement:
+        if name == "traces":
+            requested.append(parameters[1])
+        return original(name, *parameters)
+
+    monkeypatch.setattr(stored_traces, "Statement", watch)
+    monkeypatch.setattr(stored_traces, "POSITIONS_MAX", 2)
+    traces = Traces()
+    async with oncelog.open(log_at(tmp_path / "t.db"), tracing=traces.provider) as log:
+        for number in range(9):
+            partition = "sparse" if number % 2 else "p"
+            await submit_in(log, traces, "request", oncelog.event(UUID(int=number), {"type": "counted"}, [partition]))
+        page = await log.read(partition="p")
+    assert [record.trace is not None for record in page.records] == [True] * 5
+    assert requested == [[1, 3], [5, 7], [9]]
+
+
+@BOTH_STORES
+async def test_a_read_without_contexts_does_not_request_them(tmp_path: Path) -> None:
+    traces = Traces()
+    policy = Policy(
+        name="notes", key_bytes=(1, 16), order=Order.STREAM, on_reuse=OnReuse.REFUSE, retention=FOREVER
+    )
+    note = oncelog.Submission(policy=policy, scope="notes/1", key=b"k", fingerprint=b"x", body=b"{}")
+    async with oncelog.open(log_at(tmp_path / "t.db"), policies=[policy], tracing=traces.provider) as log:
+        await submit_in(log, traces, "request", note)
+        [traced] = (await log.read(stream="notes/1")).records
+        [untraced] = (await log.read_untraced("notes/1", after=0)).records
+    assert traced.trace is not None
+    assert untraced == replace(traced, trace=None)
 
 
 async def test_a_failed_commit_has_a_span_with_the_error(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from oncelog.storage.store import BatchResult, BatchTraces
 TRACED_POSITIONS_MAX: Final = 100_000
 """How far back the contexts of a lane reach, in positions. Traces are short-lived, and the table must not grow with
 the log: it has about 150 bytes for each traced record."""
+POSITIONS_MAX: Final = 500
+"""Positions per statement of `attach_traces`."""
 
 
 def create_traces() -> QuerySteps[None]:
@@ -57,9 +59,9 @@ def save_traces(result: BatchResult, traces: BatchTraces) -> QuerySteps[None]:
 
 def attach_traces(records: Sequence[Record]) -> QuerySteps[list[Record]]:
     """Return records of one lane with their stored contexts."""
-    if not records:
-        return []
     positions = [record.position for record in records]
-    rows = yield Statement("traces", records[0].lane, min(positions), max(positions))
-    found = {position: RecordTrace(traceparent, commit) for position, traceparent, commit in rows}
+    found: dict[int, RecordTrace] = {}
+    for start in range(0, len(positions), POSITIONS_MAX):
+        rows = yield Statement("traces", records[0].lane, positions[start : start + POSITIONS_MAX])
+        found |= {position: RecordTrace(traceparent, commit) for position, traceparent, commit in rows}
     return [replace(record, trace=found[record.position]) if record.position in found else record for record in records]

@@ -777,6 +777,9 @@ AND NOT EXISTS (SELECT FROM pg_replication_slots WHERE xmin IS NOT NULL AND age(
 -- name: find_traces
 SELECT 1 WHERE to_regclass('_oncelog_traces') IS NOT NULL;
 
+-- name: traces
+SELECT position, traceparent, commit_traceparent FROM _oncelog_traces WHERE lane = $1 AND position = ANY ($2::bigint[]);
+
 -- name: save_traces
 INSERT INTO _oncelog_traces (lane, position, traceparent, commit_traceparent)
 SELECT * FROM unnest($1::integer[], $2::bigint[], $3::text[], $4::text[])
