@@ -63,7 +63,8 @@ PART_BYTES: Final = 16 * 1024
 Every caller may request the document, so the server must not buffer all of it for a client that does not read."""
 _METRICS_DESCRIPTION: Final = (
     "Requires read access to `oncelog/metrics`. With `metrics_public`, a request without a credential gets the "
-    "metrics without names of tenants and consumers. The server may serve metrics on another port, or not at all."
+    "metrics without names of tenants and consumers, and without the version. The server may serve metrics on another "
+    "port, or not at all."
 )
 _STATS_DESCRIPTION: Final = (
     "Settings, lane heads, policies, consumers with their lag, tenants with their usage, and sizes, as `oncelog stats` "
