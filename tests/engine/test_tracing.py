@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 import oncelog
-from databases import BOTH_STORES, log_at
+from databases import BOTH_STORES, is_postgres, log_at, query
 from deadlines import soon
 from engine.observable_store import WatchedStore
 from oncelog.core.policy import FOREVER, OnReuse, Order, Policy
+from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.queries import traces as stored_traces
 from oncelog.storage.queries.statement import Statement
 from oncelog.storage.sqlite import SqliteStore
@@ -182,9 +183,7 @@ async def test_a_page_requests_only_the_contexts_of_its_records(
 @BOTH_STORES
 async def test_a_read_without_contexts_does_not_request_them(tmp_path: Path) -> None:
     traces = Traces()
-    policy = Policy(
-        name="notes", key_bytes=(1, 16), order=Order.STREAM, on_reuse=OnReuse.REFUSE, retention=FOREVER
-    )
+    policy = Policy(name="notes", key_bytes=(1, 16), order=Order.STREAM, on_reuse=OnReuse.REFUSE, retention=FOREVER)
     note = oncelog.Submission(policy=policy, scope="notes/1", key=b"k", fingerprint=b"x", body=b"{}")
     async with oncelog.open(log_at(tmp_path / "t.db"), policies=[policy], tracing=traces.provider) as log:
         await submit_in(log, traces, "request", note)
@@ -192,6 +191,39 @@ async def test_a_read_without_contexts_does_not_request_them(tmp_path: Path) -> 
         [untraced] = (await log.read_untraced("notes/1", after=0)).records
     assert traced.trace is not None
     assert untraced == replace(traced, trace=None)
+
+
+@BOTH_STORES
+async def test_a_table_that_is_dropped_meanwhile_loses_only_the_contexts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored_traces._warn_of_missing_table.cache_clear()
+    place, traces = log_at(tmp_path / "t.db"), Traces()
+    async with oncelog.open(place, tracing=traces.provider) as log:
+        await submit_in(log, traces, "request", event(1))
+        execute(place, "DROP TABLE _oncelog_traces")
+        verdict = await submit_in(log, traces, "request", event(2))
+        assert isinstance(verdict, oncelog.Committed)
+        if isinstance(log._store, PostgresStore):
+            log._store._writer.abandon()  # the next session cannot prepare statements on the table
+        await submit_in(log, traces, "request", event(3))
+        assert [record.trace for record in (await log.read(partition="p")).records] == [None, None, None]
+        found = await log.lookup(UUID(int=1))
+        assert found.record is not None
+        assert found.record.trace is None
+    assert [record.levelname for record in caplog.records if "_oncelog_traces" in record.getMessage()] == ["WARNING"]
+    async with oncelog.open(place, tracing=traces.provider) as log:
+        await submit_in(log, traces, "request", event(4))
+        traced = [record.trace is not None for record in (await log.read(partition="p")).records]
+    assert traced == [False, False, False, True]
+
+
+def execute(place: str, statement: str) -> None:
+    if is_postgres():
+        query(place, statement)
+        return
+    with sqlite3.connect(place) as connection:
+        connection.execute(statement)
 
 
 async def test_a_failed_commit_has_a_span_with_the_error(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ READERS: Final = 4
 MIGRATE_MS: Final = 3_600_000
 """Time limit for opening a log, during which a migration may build indexes on large tables."""
 VACUUM_MS: Final = 3_600_000
+TRACE_STATEMENTS: Final = ("find_traces", "save_traces", "expire_traces")
 
 
 class PostgresStore(SqlStore):
@@ -196,7 +197,7 @@ class PostgresStore(SqlStore):
     async def enable_traces(self) -> None:
         """See `Store`."""
         await super().enable_traces()
-        await self._tasks.shield(self._writer.add_statements(SQL["save_traces"], SQL["expire_traces"]))
+        await self._tasks.shield(self._writer.add_optional_statements(*map(SQL.__getitem__, TRACE_STATEMENTS)))
 
     def _notify_others(self) -> None:
         if self._notifier is not None:
