@@ -36,6 +36,7 @@ from oncelog.storage.postgres.query_driver import run_query
 from oncelog.storage.postgres.session_factory import SessionFactory
 from oncelog.storage.postgres.side_state_tables import erase_values
 from oncelog.storage.postgres.statements import SQL
+from oncelog.storage.postgres.trace_rights import check_trace_rights
 from oncelog.storage.postgres.transaction import StoreTransaction, declare_alone, load_key_status
 from oncelog.storage.postgres.writer import GetBlocks, RetryDeadline, Work, Writer
 from oncelog.storage.queries.sql_store import SqlStore, T, shared_query
@@ -195,7 +196,8 @@ class PostgresStore(SqlStore):
         return result
 
     async def enable_traces(self) -> None:
-        """See `Store`."""
+        """See `Store`. Raises SettingsError if the user lacks rights on the table."""
+        await self._run_query(check_trace_rights)
         await super().enable_traces()
         await self._tasks.shield(self._writer.add_optional_statements(*map(SQL.__getitem__, TRACE_STATEMENTS)))
 
