@@ -20,6 +20,7 @@ from oncelog.storage.queries import traces as stored_traces
 from oncelog.storage.queries.statement import Statement
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.testing.clock import ManualClock
+from server.rejecting_store import MARK, reject_marked_bodies
 from storage.memory_store import MemoryStore
 from traces import Traces, link_ids, parent_id, span_id, trace_id, traceparent
 
@@ -224,6 +225,24 @@ def execute(place: str, statement: str) -> None:
         return
     with sqlite3.connect(place) as connection:
         connection.execute(statement)
+
+
+@BOTH_STORES
+async def test_items_of_a_bisected_request_keep_their_contexts(tmp_path: Path) -> None:
+    place, traces, reports = log_at(tmp_path / "t.db"), Traces(), []
+    await reject_marked_bodies(place)
+    unstorable = oncelog.event(UUID(int=2), {"type": MARK}, ["p"])
+    async with oncelog.open(place, tracing=traces.provider) as log:
+        log.watch_batches(reports.append)
+        with traces.span("request"):
+            verdicts = await log.submit_many([event(1), unstorable, event(3), event(4)])
+        records = (await log.read(partition="p")).records
+    assert [type(verdict).__name__ for verdict in verdicts] == ["Committed", "Refused", "Committed", "Committed"]
+    [request], commits = traces.named("request"), traces.named("oncelog.commit")
+    assert {record.trace.traceparent for record in records if record.trace} == {traceparent(request)}
+    stored = [traceparent(commit) for commit in commits if commit.status.is_ok]
+    assert [record.trace.commit for record in records if record.trace] == [stored[0], stored[1], stored[1]]
+    assert reports[-1].sync_s > 0
 
 
 async def test_a_failed_commit_has_a_span_with_the_error(tmp_path: Path) -> None:
