@@ -15,6 +15,7 @@ from databases import BOTH_STORES, is_postgres, log_at, query
 from deadlines import soon
 from engine.observable_store import WatchedStore
 from oncelog.core.policy import FOREVER, OnReuse, Order, Policy
+from oncelog.engine.batch_report import BatchReport
 from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.queries import traces as stored_traces
 from oncelog.storage.queries.statement import Statement
@@ -162,12 +163,11 @@ async def test_a_page_requests_only_the_contexts_of_its_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requested: list[list[int]] = []
-    original = stored_traces.Statement
 
     def watch(name: str, *parameters: Any) -> Statement:
         if name == "traces":
             requested.append(parameters[1])
-        return original(name, *parameters)
+        return Statement(name, *parameters)
 
     monkeypatch.setattr(stored_traces, "Statement", watch)
     monkeypatch.setattr(stored_traces, "POSITIONS_MAX", 2)
@@ -229,7 +229,8 @@ def execute(place: str, statement: str) -> None:
 
 @BOTH_STORES
 async def test_items_of_a_bisected_request_keep_their_contexts(tmp_path: Path) -> None:
-    place, traces, reports = log_at(tmp_path / "t.db"), Traces(), []
+    place, traces = log_at(tmp_path / "t.db"), Traces()
+    reports: list[BatchReport] = []
     await reject_marked_bodies(place)
     unstorable = oncelog.event(UUID(int=2), {"type": MARK}, ["p"])
     async with oncelog.open(place, tracing=traces.provider) as log:
