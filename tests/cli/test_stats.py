@@ -52,6 +52,18 @@ def test_stats_prints_the_figures_of_a_file_as_json(log: Path) -> None:
     assert report["wal_bytes"] == 0
 
 
+def test_stats_builds_no_key_index(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the index hashes all unsealed keys")
+
+    expected = json.loads(RUNNER.invoke(COMMAND, ["stats", str(log), "--json"]).stdout)["keys"]
+    with sqlite3.connect(log) as connection:
+        [(unsealed,)] = connection.execute("SELECT sum(position - sealed_position) FROM oncelog_lanes")
+    assert expected["hot"] == unsealed
+    monkeypatch.setattr(index.KeyIndex, "catch_up", refuse)
+    assert json.loads(RUNNER.invoke(COMMAND, ["stats", str(log), "--json"]).stdout)["keys"] == expected
+
+
 @pytest.mark.rule("CO-42")
 def test_stats_of_a_database_match_those_of_a_file(log: Path, database: str) -> None:
     sample_log.make_log(database, rounds=8)

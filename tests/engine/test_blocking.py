@@ -38,6 +38,7 @@ ASYNC_ONLY = {
     "subscribe",
     "follow_several",
     "read_views",
+    "read_untraced",
     "queue_length",
     "wait_idle",
     "watch_batches",

@@ -3,18 +3,25 @@
 import asyncio
 import sqlite3
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 import oncelog
-from databases import BOTH_STORES, log_at
+from databases import BOTH_STORES, is_postgres, log_at, query
 from deadlines import soon
 from engine.observable_store import WatchedStore
+from oncelog.core.policy import FOREVER, OnReuse, Order, Policy
+from oncelog.engine.batch_report import BatchReport
+from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.queries import traces as stored_traces
+from oncelog.storage.queries.statement import Statement
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.testing.clock import ManualClock
+from server.rejecting_store import MARK, reject_marked_bodies
 from storage.memory_store import MemoryStore
 from traces import Traces, link_ids, parent_id, span_id, trace_id, traceparent
 
@@ -149,6 +156,94 @@ async def test_contexts_of_old_records_are_deleted(tmp_path: Path, monkeypatch: 
             await submit_in(log, traces, "request", event(number))
         kept = [record.trace is not None for record in (await log.read(partition="p")).records]
     assert kept == [False, False, False, True, True]
+
+
+@BOTH_STORES
+async def test_a_page_requests_only_the_contexts_of_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested: list[list[int]] = []
+
+    def watch(name: str, *parameters: Any) -> Statement:
+        if name == "traces":
+            requested.append(parameters[1])
+        return Statement(name, *parameters)
+
+    monkeypatch.setattr(stored_traces, "Statement", watch)
+    monkeypatch.setattr(stored_traces, "POSITIONS_MAX", 2)
+    traces = Traces()
+    async with oncelog.open(log_at(tmp_path / "t.db"), tracing=traces.provider) as log:
+        for number in range(9):
+            partition = "sparse" if number % 2 else "p"
+            await submit_in(log, traces, "request", oncelog.event(UUID(int=number), {"type": "counted"}, [partition]))
+        page = await log.read(partition="p")
+    assert [record.trace is not None for record in page.records] == [True] * 5
+    assert requested == [[1, 3], [5, 7], [9]]
+
+
+@BOTH_STORES
+async def test_a_read_without_contexts_does_not_request_them(tmp_path: Path) -> None:
+    traces = Traces()
+    policy = Policy(name="notes", key_bytes=(1, 16), order=Order.STREAM, on_reuse=OnReuse.REFUSE, retention=FOREVER)
+    note = oncelog.Submission(policy=policy, scope="notes/1", key=b"k", fingerprint=b"x", body=b"{}")
+    async with oncelog.open(log_at(tmp_path / "t.db"), policies=[policy], tracing=traces.provider) as log:
+        await submit_in(log, traces, "request", note)
+        [traced] = (await log.read(stream="notes/1")).records
+        [untraced] = (await log.read_untraced("notes/1", after=0)).records
+    assert traced.trace is not None
+    assert untraced == replace(traced, trace=None)
+
+
+@BOTH_STORES
+async def test_a_table_that_is_dropped_meanwhile_loses_only_the_contexts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored_traces._warn_of_missing_table.cache_clear()
+    place, traces = log_at(tmp_path / "t.db"), Traces()
+    async with oncelog.open(place, tracing=traces.provider) as log:
+        await submit_in(log, traces, "request", event(1))
+        execute(place, "DROP TABLE _oncelog_traces")
+        verdict = await submit_in(log, traces, "request", event(2))
+        assert isinstance(verdict, oncelog.Committed)
+        if isinstance(log._store, PostgresStore):
+            log._store._writer.abandon()  # the next session cannot prepare statements on the table
+        await submit_in(log, traces, "request", event(3))
+        assert [record.trace for record in (await log.read(partition="p")).records] == [None, None, None]
+        found = await log.lookup(UUID(int=1))
+        assert found.record is not None
+        assert found.record.trace is None
+    assert [record.levelname for record in caplog.records if "_oncelog_traces" in record.getMessage()] == ["WARNING"]
+    async with oncelog.open(place, tracing=traces.provider) as log:
+        await submit_in(log, traces, "request", event(4))
+        traced = [record.trace is not None for record in (await log.read(partition="p")).records]
+    assert traced == [False, False, False, True]
+
+
+def execute(place: str, statement: str) -> None:
+    if is_postgres():
+        query(place, statement)
+        return
+    with sqlite3.connect(place) as connection:
+        connection.execute(statement)
+
+
+@BOTH_STORES
+async def test_items_of_a_bisected_request_keep_their_contexts(tmp_path: Path) -> None:
+    place, traces = log_at(tmp_path / "t.db"), Traces()
+    reports: list[BatchReport] = []
+    await reject_marked_bodies(place)
+    unstorable = oncelog.event(UUID(int=2), {"type": MARK}, ["p"])
+    async with oncelog.open(place, tracing=traces.provider) as log:
+        log.watch_batches(reports.append)
+        with traces.span("request"):
+            verdicts = await log.submit_many([event(1), unstorable, event(3), event(4)])
+        records = (await log.read(partition="p")).records
+    assert [type(verdict).__name__ for verdict in verdicts] == ["Committed", "Refused", "Committed", "Committed"]
+    [request], commits = traces.named("request"), traces.named("oncelog.commit")
+    assert {record.trace.traceparent for record in records if record.trace} == {traceparent(request)}
+    stored = [traceparent(commit) for commit in commits if commit.status.is_ok]
+    assert [record.trace.commit for record in records if record.trace] == [stored[0], stored[1], stored[1]]
+    assert reports[-1].sync_s > 0
 
 
 async def test_a_failed_commit_has_a_span_with_the_error(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ import pytest
 
 from deadlines import soon, until
 from oncelog import Tenant
-from oncelog.errors import SettingsError
+from oncelog.errors import SettingsError, StoreUnavailableError
 from oncelog.server import operator_endpoints
 from oncelog.server.limits import METRICS_CONNECTIONS_MAX
 from oncelog.server.settings import GeneralSettings
 from oncelog.storage.figures import LogFigures, read_figures
+from oncelog.storage.sqlite import database_file
 from oncelog.testing.clock import ManualClock
 from server.auth.auth_material import token
 from server.running_server import serving
@@ -124,20 +125,39 @@ async def test_figures_need_a_credential_with_the_grant(tmp_path: Path) -> None:
         }
 
 
-async def test_concurrent_requests_for_figures_share_one_reading(
+async def test_requests_for_figures_share_a_reading_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readings = []
 
-    def read(log: str) -> LogFigures:
+    def read(log: str, *, is_open_here: bool) -> LogFigures:
         readings.append(log)
-        return read_figures(log)
+        if len(readings) == 2:
+            raise StoreUnavailableError("the disk does not answer")
+        return read_figures(log, is_open_here=is_open_here)
 
     monkeypatch.setattr(operator_endpoints, "read_figures", read)
-    async with serving(tmp_path) as served:
+    clock = ManualClock()
+    async with serving(tmp_path, clock=clock) as served:
         operators: Any = served.server._operators
         first, second = await asyncio.gather(operators._read_stats(None), operators._read_stats(None))
         assert first == second
+        clock.advance(operator_endpoints.STATS_SHARED_MS - 1)
+        assert (await served.get("/v1/stats")).body == first
         assert len(readings) == 1
+        clock.advance(1)
+        assert (await served.get("/v1/stats")).status == 500
+        assert (await served.get("/v1/stats")).status == 200, "an error is not shared"
+        assert len(readings) == 3
+
+
+async def test_figures_leave_the_open_file_to_sqlite_without_a_list_of_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> bytes:
+        raise AssertionError(f"closing {path} would drop the locks of this process")
+
+    async with serving(tmp_path) as served:
+        monkeypatch.setattr(database_file, "_is_locked_by_process", lambda _: False)
+        monkeypatch.setattr(database_file, "_read_header", refuse)
         assert (await served.get("/v1/stats")).status == 200
-        assert len(readings) == 2

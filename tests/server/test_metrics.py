@@ -146,6 +146,8 @@ def test_largest_lags_are_shown_without_names_to_anonymous_callers() -> None:
     assert b"acme" not in anonymous
     assert b"oncelog_consumer_lag_records" not in anonymous
     assert b"oncelog_consumers 150.0" in anonymous
+    assert b"oncelog_build_info" in metrics.render()
+    assert b"oncelog_build_info" not in anonymous, "anonymous callers do not learn the version"
 
 
 def test_queue_failures_and_replays_come_from_the_log() -> None:

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 import oncelog
 from cli.server_process import DEVELOPMENT, server_process
 from cli.server_process import oncelog as run_command
-from deadlines import soon
+from deadlines import WAIT_S, soon, until
 from oncelog.errors import SettingsError
 from oncelog.server import trace_export
 from oncelog.server.settings import TracingSettings
@@ -32,9 +32,15 @@ class Collector:
         self.resource: dict[str, str] = {}
         self.paths: list[str] = []
         self.url = ""
+        self.is_requested = asyncio.Event()
+        self.is_released = asyncio.Event()
+        """While this event is not set, the collector hangs: it answers no request."""
+        self.is_released.set()
 
     async def receive(self, request: web.Request) -> web.Response:
         sent = ExportTraceServiceRequest.FromString(await request.read())
+        self.is_requested.set()
+        await self.is_released.wait()
         self.paths.append(request.path)
         for resource_spans in sent.resource_spans:
             self.resource |= {one.key: one.value.string_value for one in resource_spans.resource.attributes}
@@ -86,13 +92,24 @@ async def test_environment_variables_select_collector_service_and_sampler(
     assert collector.resource["service.name"] == "shop-log"
 
 
-async def test_unreachable_collector_delays_neither_writes_nor_the_stop_for_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_hanging_collector_delays_neither_writes_nor_the_stop_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(trace_export, "EXPORT_WAIT_S", 0.01)
-    tracing = TracingSettings(enabled=True, endpoint="http://127.0.0.1:9")
-    async with serving(tmp_path, tracing=tracing) as served:
-        assert (await served.submit(item(1))).status == 200
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(WAIT_S))
+    async with collecting() as collector:
+        collector.is_released.clear()
+        try:
+            tracing = TracingSettings(enabled=True, endpoint=collector.url)
+            async with serving(tmp_path, tracing=tracing) as served:
+                assert (await served.submit(item(1))).status == 200
+            assert "the last spans were not exported" in caplog.text
+            assert not collector.spans
+            await soon(collector.is_requested.wait())
+            assert not collector.spans, "the export still hangs"
+        finally:
+            collector.is_released.set()
+        await until(lambda: "oncelog.commit" in collector.spans)
 
 
 async def test_serve_exports_spans_by_setting(tmp_path: Path) -> None:

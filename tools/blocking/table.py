@@ -141,6 +141,7 @@ Any number of threads may share one log; one group commit can contain the writes
                         "listen_members",
                         "queue_age_s",
                         "queue_length",
+                        "read_untraced",
                         "read_views",
                         "recall",
                         "replays",

@@ -527,7 +527,7 @@ class Committer:
         """Commit those items of a request that the store can hold, and permanently refuse the others."""
         request = request_or_item if isinstance(request_or_item, Request) else Request((request_or_item,))
         try:
-            verdicts = await self._bisect_request(request)
+            verdicts = await self._bisect_request(entry, request)
         except Exception as error:  # noqa: BLE001 - a retry finds the items that were committed
             self._fail([entry], error)
             return
@@ -536,15 +536,15 @@ class Committer:
             verdicts[refused + 1 :] = [refuse_skipped(refused)] * (len(request.items) - refused - 1)
         self._settle([entry], verdicts, refusal)
 
-    async def _bisect_request(self, request: Request, is_known_bad: bool = True) -> list[Verdict]:
-        """Bisect a request around items that the store cannot hold, and return the verdicts.
+    async def _bisect_request(self, entry: _QueueEntry, request: Request, is_known_bad: bool = True) -> list[Verdict]:
+        """Bisect the request of an entry around items that the store cannot hold, and return the verdicts.
 
         In mode UNTIL_REFUSED the verdicts may stop after the first refusal.
         """
         items = request.items
         if not is_known_bad:
             try:
-                result = await self._store.commit([request], self._validate)
+                result = await self._save([replace(entry, request=request)], [request])
             except UnstorableError as error:
                 logger.debug("%d items cannot be stored: %s", len(items), error)
             else:
@@ -554,10 +554,12 @@ class Committer:
         if len(items) == 1 or request.mode is Mode.ALL:
             return [Refused(Reason.UNSTORABLE, UNSTORABLE, "body")] * len(items)
         middle = len(items) // 2
-        verdicts = await self._bisect_request(replace(request, items=items[:middle]), is_known_bad=False)
+        verdicts = await self._bisect_request(entry, replace(request, items=items[:middle]), is_known_bad=False)
         if request.mode is Mode.UNTIL_REFUSED and any(isinstance(verdict, Refused) for verdict in verdicts):
             return verdicts
-        verdicts = verdicts + await self._bisect_request(replace(request, items=items[middle:]), is_known_bad=False)
+        verdicts = verdicts + await self._bisect_request(
+            entry, replace(request, items=items[middle:]), is_known_bad=False
+        )
         refusals = [verdict for verdict in verdicts if isinstance(verdict, Refused) and verdict.reason in LIMIT_REASONS]
         if request.is_admitted_whole and 0 < len(refusals) < len(verdicts):
             # One half was committed before the other reached a limit. A retry finds that half and is admitted as a

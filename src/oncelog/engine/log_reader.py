@@ -5,6 +5,8 @@ from contextlib import aclosing
 from typing import Final
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from oncelog.core.identity import check_text, compute_lane, normal_partitions
 from oncelog.core.limits import PARTITIONS_MAX
 from oncelog.core.policy import EVENTS, Policy
@@ -82,19 +84,26 @@ class LogReader:
         Raises HistoryChangedError for a cursor from a different epoch or ahead of the log.
         """
         check_lane(lane, self._open_store.settings)
-        page = await self._store.read(
-            await self._build_query(
-                normalize_partitions(partition, partitions, stream),
-                stream,
-                lane,
-                after,
-                check_integer(limit, "limit"),
-                None if upto is None else check_integer(upto, "upto"),
-            )
+        query = await self._build_query(
+            normalize_partitions(partition, partitions, stream),
+            stream,
+            lane,
+            after,
+            check_integer(limit, "limit"),
+            None if upto is None else check_integer(upto, "upto"),
         )
+        return await self._read_page(query)
+
+    async def read_untraced(self, stream: str, *, after: int, upto: int | None = None, limit: int = 500) -> Reading:
+        """Like `read` of a stream, but the records have no trace contexts. For servers that do not show them."""
+        query = await self._build_query((), stream, 0, after, limit, upto)
+        return await self._read_page(replace(query, with_traces=False))
+
+    async def _read_page(self, query: Query) -> Reading:
+        page = await self._store.read(query)
         return Reading(
             page.records,
-            Cursor(page.next, self.epoch, format_order(stream, lane)),
+            Cursor(page.next, self.epoch, format_order(query.stream, query.lane)),
             page.upto,
             page.has_more,
             page.newest,

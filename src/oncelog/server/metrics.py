@@ -46,8 +46,8 @@ HISTOGRAMS: Final = (
 
 CONSUMERS_SHOWN_MAX: Final = 100
 """Applications choose names of consumers, and the number of series must be limited."""
-_NAME_LABELS: Final = frozenset({"tenant", "consumer", "stream"})
-"""Labels whose values are names in the log."""
+_PRIVATE_LABELS: Final = frozenset({"tenant", "consumer", "stream", "version"})
+"""Labels whose values only callers with the grant may see: names in the log, and the version of the server."""
 CONNECTION_REFUSALS: Final = (
     "connections_max",
     "address",
@@ -138,7 +138,7 @@ class Metrics(Collector):
     def render(self, *, shows_names: bool = True) -> bytes:
         """Return all metrics in Prometheus' text format, to be sent as `content_type`.
 
-        Without `shows_names`, metrics with names of tenants, streams or consumers are left out.
+        Without `shows_names`, metrics with names of tenants, streams or consumers, or the version, are left out.
         """
         self._shows_names = shows_names
         return generate_latest(self._registry)
@@ -146,7 +146,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """See Prometheus' `Collector`."""
         for declaration in _DECLARATIONS:
-            if not self._shows_names and not _NAME_LABELS.isdisjoint(declaration.labels):
+            if not self._shows_names and not _PRIVATE_LABELS.isdisjoint(declaration.labels):
                 continue
             found = declaration.read(self)
             if found is None:

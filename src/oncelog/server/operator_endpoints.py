@@ -47,6 +47,8 @@ METRICS_TIMEOUT_S: Final = 1.0
 """Longest wait for the store. After that, the metrics show the positions from the previous request."""
 READY_TIMEOUT_S: Final = 5.0
 """Longest wait for the store. After that, the server answers that it is not ready."""
+STATS_SHARED_MS: Final = 5000
+"""How long requests get the figures of the previous reading, which limits the work that callers can cause."""
 DOCUMENT_PATH: Final = "/openapi.json"
 _API_PATHS: Final = {
     "events": "/v1/events",
@@ -61,12 +63,13 @@ PART_BYTES: Final = 16 * 1024
 Every caller may request the document, so the server must not buffer all of it for a client that does not read."""
 _METRICS_DESCRIPTION: Final = (
     "Requires read access to `oncelog/metrics`. With `metrics_public`, a request without a credential gets the "
-    "metrics without names of tenants and consumers. The server may serve metrics on another port, or not at all."
+    "metrics without names of tenants and consumers, and without the version. The server may serve metrics on another "
+    "port, or not at all."
 )
 _STATS_DESCRIPTION: Final = (
     "Settings, lane heads, policies, consumers with their lag, tenants with their usage, and sizes, as `oncelog stats` "
-    "prints them. Requires read access to `oncelog/metrics`. The server reads the figures in a separate thread; "
-    "requests that arrive meanwhile get the same figures."
+    "prints them. Requires read access to `oncelog/metrics`. The server reads the figures in a separate thread. "
+    f"Requests during a reading, and up to {STATS_SHARED_MS // 1000} seconds after it, get the same figures."
 )
 _METRICS_RESPONSES: Final[Mapping[int, Schema]] = {
     200: {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": TEXT_SCHEMA}}}
@@ -86,7 +89,9 @@ class OperatorEndpoints:
     _document: tuple[bytes, str] | None = None
     """The OpenAPI document and its hash, built on the first request."""
     _stats: "asyncio.Future[LogFigures] | None" = None
-    """The last reading of the figures, which may be unfinished."""
+    """The last reading of the figures, which may be unfinished. None if it failed."""
+    _stats_ms: int = 0
+    """When the last reading ended."""
     is_ready: bool = False
 
     @property
@@ -232,11 +237,21 @@ class OperatorEndpoints:
         )
 
     async def _read_stats(self, _: Call) -> bytes:
-        """Return the figures of the log. Requests that arrive during a reading share its result."""
-        if self._stats is None or self._stats.done():
-            self._stats = asyncio.ensure_future(asyncio.to_thread(read_figures, self.get_settings().store))
-            self._stats.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
-        return msgspec.json.encode(await asyncio.shield(self._stats))
+        """Return the figures of the log. Requests during a reading, and shortly after it, share its result."""
+        reading = self._stats
+        if reading is None or (reading.done() and self._get_elapsed_ms() - self._stats_ms >= STATS_SHARED_MS):
+            work = asyncio.to_thread(read_figures, self.get_settings().store, is_open_here=True)
+            self._stats = reading = asyncio.ensure_future(work)
+            reading.add_done_callback(self._end_reading)
+        return msgspec.json.encode(await asyncio.shield(reading))
+
+    def _end_reading(self, reading: "asyncio.Future[LogFigures]") -> None:
+        self._stats_ms = self._get_elapsed_ms()
+        if reading.cancelled() or reading.exception() is not None:
+            self._stats = None
+
+    def _get_elapsed_ms(self) -> int:
+        return self._auth_gate.clock.elapsed_ms()
 
     async def _serve_document(self, request: web.Request) -> web.Response:
         """Answer with the OpenAPI document, or 304 if the client has it (`If-None-Match`)."""

@@ -42,6 +42,7 @@ class KeyFigures(Struct, frozen=True):
     """The key index of a file."""
 
     hot: int
+    """Records whose keys no segment contains yet."""
     sealed: int
     segments: dict[str, int]
     """Number of segments by level."""
@@ -70,9 +71,12 @@ class LogFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tables: dict[str, int] | None = None
 
 
-def read_figures(log: str) -> LogFigures:
-    """Read the figures of a log, without counting its records. Raises the errors of `Inspector`."""
-    with create_inspector(log).open_view() as view:
+def read_figures(log: str, *, is_open_here: bool = False) -> LogFigures:
+    """Read the figures of a log, without counting its records. Raises the errors of `Inspector`.
+
+    `is_open_here` tells that this process has the log open.
+    """
+    with create_inspector(log, is_open_here=is_open_here).open_view() as view:
         return _collect_figures(view)
 
 

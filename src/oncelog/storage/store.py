@@ -174,6 +174,8 @@ class Query(Struct, frozen=True, kw_only=True):
     limit: int = 500
     bytes_max: int = 8 * 2**20
     """Total size of bodies at which a page ends. A page has at least one record if any record matches."""
+    with_traces: bool = True
+    """Whether records have their stored trace contexts, if the log has tracing."""
 
     def clamp(self, newest: int, epoch: str) -> tuple["Query", int]:
         """Return the query with its numbers limited to the valid range, and its bound, at most the newest number.

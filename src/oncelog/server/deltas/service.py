@@ -290,7 +290,7 @@ class DeltasService(ApiService):
     async def _read(self, scope: str, since: int, **bounds: Any) -> Reading:
         """Read a gateway's stream. Raises ApiError if the cursor is ahead of the log."""
         try:
-            return await self.log.read(stream=scope, after=since, **bounds)
+            return await self.log.read_untraced(scope, after=since, **bounds)
         except HistoryChangedError as error:
             reason = f"must be at most {error.newest}, the newest; read the snapshot, and continue from its cursor"
             raise self._history_error("since", reason, newest=error.newest) from error

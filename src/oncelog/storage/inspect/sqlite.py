@@ -10,15 +10,24 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
+from oncelog.core.internal_records import count_missing_numbers
 from oncelog.core.read_set import ReadSet
 from oncelog.core.values import KeyIdentity
 from oncelog.errors import NotALogError, StoreError
 from oncelog.storage.clock import ClockMark, SystemClock
 from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus, LogView, RowTuple
-from oncelog.storage.metadata import EpochRenewal, LogMetadata, Operator, ReplacedLog
+from oncelog.storage.metadata import (
+    NO_GAPS,
+    EpochRenewal,
+    LogMetadata,
+    Operator,
+    ReplacedLog,
+)
+from oncelog.storage.queries.records import load_gaps
 from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.sqlite.database_file import connect
 from oncelog.storage.sqlite.key_index.index import KeyIndex, LaneIndexState
+from oncelog.storage.sqlite.key_index.segments import Segment, check_key_counts, count_sealed_keys, decode_job
 from oncelog.storage.sqlite.moved_marker import MOVED_SCHEMA_VERSION, check_not_moved
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import ExistingFileDriver, open_read_transaction, translate_read_errors
@@ -75,13 +84,24 @@ class FileView(LogView):
 
     def get_sizes(self) -> dict[str, Any]:
         """See `LogView`."""
-        levels = Counter(segment.level for segment in self._index.segments)
+        # The figures come from the progress that the index has saved. The index itself would hash all unsealed keys.
+        segments = [Segment(*row) for row in self.iterate_rows("segments")]
+        jobs = [decode_job(row) for row in self.iterate_rows("jobs")]
+        lanes = load_lane_index_states(self.connection)
+        check_key_counts(segments, jobs, sum(lane.position for lane in lanes.values()))
+        gaps = self.run_query(load_gaps)
+        levels = Counter(segment.level for segment in segments)
         # Read the size before closing the connection: the last connection to close empties the write-ahead log.
         wal = Path(f"{self._path}-wal")
         return {
             "keys": {
-                "hot": self._index.memtable_keys,
-                "sealed": self._index.segment_keys,
+                "hot": sum(
+                    lane.position
+                    - lane.sealed_position
+                    - count_missing_numbers(gaps.get(number, NO_GAPS).positions, lane.sealed_position, lane.position)
+                    for number, lane in lanes.items()
+                ),
+                "sealed": count_sealed_keys(segments, jobs),
                 "segments": {str(level): levels[level] for level in sorted(levels)},
             },
             "bytes": self._path.stat().st_size,
@@ -105,13 +125,15 @@ def load_lane_index_states(connection: Any) -> dict[int, LaneIndexState]:
 class FileInspector:
     """See `Inspector` for the contract of each method."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, is_open_here: bool = False) -> None:
+        """`is_open_here` tells that this process has the log open (see `ExistingFileDriver`)."""
         self._path = path
+        self._is_open_here = is_open_here
 
     @contextmanager
     def open_view(self) -> Iterator[FileView]:
         """See `Inspector`."""
-        with open_read_transaction(self._path) as (connection, metadata):
+        with open_read_transaction(self._path, is_open_here=self._is_open_here) as (connection, metadata):
             yield FileView(connection, self._path, metadata)
 
     def confirm_clock(self) -> None:

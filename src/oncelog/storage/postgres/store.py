@@ -36,6 +36,7 @@ from oncelog.storage.postgres.query_driver import run_query
 from oncelog.storage.postgres.session_factory import SessionFactory
 from oncelog.storage.postgres.side_state_tables import erase_values
 from oncelog.storage.postgres.statements import SQL
+from oncelog.storage.postgres.trace_rights import check_trace_rights
 from oncelog.storage.postgres.transaction import StoreTransaction, declare_alone, load_key_status
 from oncelog.storage.postgres.writer import GetBlocks, RetryDeadline, Work, Writer
 from oncelog.storage.queries.sql_store import SqlStore, T, shared_query
@@ -47,6 +48,7 @@ READERS: Final = 4
 MIGRATE_MS: Final = 3_600_000
 """Time limit for opening a log, during which a migration may build indexes on large tables."""
 VACUUM_MS: Final = 3_600_000
+TRACE_STATEMENTS: Final = ("find_traces", "save_traces", "expire_traces")
 
 
 class PostgresStore(SqlStore):
@@ -194,9 +196,10 @@ class PostgresStore(SqlStore):
         return result
 
     async def enable_traces(self) -> None:
-        """See `Store`."""
+        """See `Store`. Raises SettingsError if the user lacks rights on the table."""
+        await self._run_query(check_trace_rights)
         await super().enable_traces()
-        await self._tasks.shield(self._writer.add_statements(SQL["save_traces"], SQL["expire_traces"]))
+        await self._tasks.shield(self._writer.add_optional_statements(*map(SQL.__getitem__, TRACE_STATEMENTS)))
 
     def _notify_others(self) -> None:
         if self._notifier is not None:

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeVar
 
+import asyncpg
+
 from oncelog.core.proof import Block
 from oncelog.errors import StoreUnavailableError
 from oncelog.storage.postgres import side_state_tables
@@ -62,14 +64,14 @@ class Writer:
         self._timeouts = timeouts
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
-        self._statements = STATEMENTS
+        self._optional_statements: tuple[str, ...] = ()
         self.sync_s = 0.0
         """Duration of the newest COMMIT in seconds."""
 
-    async def add_statements(self, *statements: str) -> None:
-        """Also keep these statements prepared. Their tables must exist."""
+    async def add_optional_statements(self, *statements: str) -> None:
+        """Also keep these statements prepared, unless their tables are missing."""
         async with self._lock:
-            self._statements += statements
+            self._optional_statements += statements
             self.abandon()  # the next session prepares them
 
     async def transact(self, lanes: Iterable[int], work: Work[T], get_blocks: GetBlocks[T]) -> T:
@@ -141,10 +143,11 @@ class Writer:
         if self._connection is None or self._connection.is_closed():
             connection = await self._connect()
             with terminate_on_error(connection):
-                for statement in self._statements:
-                    with terminate_after(connection, self._timeouts.connect_ms):
-                        # `execute` and `fetch` do not find statements that asyncpg's `prepare` created.
-                        await connection._get_statement(statement, None)  # noqa: SLF001
+                for statement in STATEMENTS:
+                    await self._prepare(connection, statement)
+                for statement in self._optional_statements:
+                    with suppress(asyncpg.UndefinedTableError):
+                        await self._prepare(connection, statement)
             self._connection = connection
         try:
             yield self._connection
@@ -153,6 +156,11 @@ class Writer:
             if not isinstance(error, Exception) or is_lost(error):
                 self.abandon()
             raise
+
+    async def _prepare(self, connection: Connection, statement: str) -> None:
+        with terminate_after(connection, self._timeouts.connect_ms):
+            # `execute` and `fetch` do not find statements that asyncpg's `prepare` created.
+            await connection._get_statement(statement, None)  # noqa: SLF001
 
     @asynccontextmanager
     async def _transaction(self, lanes: Sequence[int]) -> AsyncIterator[Connection]:

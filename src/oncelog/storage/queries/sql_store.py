@@ -130,7 +130,7 @@ class SqlStore(ABC):
         lane = query.lane if query.stream is None else self._get_lane(query.stream)
         found: list[Record] = []
         end = yield from read_rows(query, lane, self.epoch, None, lambda rows: found.extend(map(decode_record, rows)))
-        if self._has_traces:
+        if self._has_traces and query.with_traces:
             found = yield from attach_traces(found)
         return Page(found, *end)
 

@@ -6,18 +6,22 @@ application. Nothing is derived from it; losing it loses only the links between 
 """
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import chain
 from typing import Final
 
 from msgspec.structs import replace
 
 from oncelog.core.values import Committed, Record, RecordTrace
+from oncelog.storage.metadata import logger
 from oncelog.storage.queries.statement import QuerySteps, RowsStatement, Statement
 from oncelog.storage.store import BatchResult, BatchTraces
 
 TRACED_POSITIONS_MAX: Final = 100_000
 """How far back the contexts of a lane reach, in positions. Traces are short-lived, and the table must not grow with
 the log: it has about 150 bytes for each traced record."""
+POSITIONS_MAX: Final = 500
+"""Positions per statement of `attach_traces`."""
 
 
 def create_traces() -> QuerySteps[None]:
@@ -46,6 +50,8 @@ def save_traces(result: BatchResult, traces: BatchTraces) -> QuerySteps[None]:
     ]
     if not rows:
         return
+    if not (yield from _find_table()):
+        return
     yield RowsStatement("save_traces", rows)
     newest = {lane: position for lane, position, *_ in rows}
     expired = [
@@ -57,9 +63,27 @@ def save_traces(result: BatchResult, traces: BatchTraces) -> QuerySteps[None]:
 
 def attach_traces(records: Sequence[Record]) -> QuerySteps[list[Record]]:
     """Return records of one lane with their stored contexts."""
-    if not records:
-        return []
     positions = [record.position for record in records]
-    rows = yield Statement("traces", records[0].lane, min(positions), max(positions))
-    found = {position: RecordTrace(traceparent, commit) for position, traceparent, commit in rows}
+    found: dict[int, RecordTrace] = {}
+    if not records or not (yield from _find_table()):
+        return list(records)
+    for start in range(0, len(positions), POSITIONS_MAX):
+        rows = yield Statement("traces", records[0].lane, positions[start : start + POSITIONS_MAX])
+        found |= {position: RecordTrace(traceparent, commit) for position, traceparent, commit in rows}
     return [replace(record, trace=found[record.position]) if record.position in found else record for record in records]
+
+
+def _find_table() -> QuerySteps[bool]:
+    """Return whether the table exists. On PostgreSQL, a statement on a missing table would abort the transaction."""
+    if (yield Statement("find_traces")):
+        return True
+    _warn_of_missing_table()
+    return False
+
+
+@cache
+def _warn_of_missing_table() -> None:
+    logger.warning(
+        "the table _oncelog_traces has been dropped while the log is open with tracing: no trace contexts are stored "
+        "until the log is opened again"
+    )

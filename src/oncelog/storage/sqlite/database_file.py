@@ -112,13 +112,14 @@ class SqliteDriver:
     def check(self, path: str) -> None:
         """See `Driver`. The check reads the file's header."""
         if _is_locked_by_process(path):
-            self._check_by_sqlite(path)
+            self.check_by_sqlite(path)
             return
         header = _read_header(path)
         if header:
             check_header(path, header, _read_header(f"{path}-journal"))
 
-    def _check_by_sqlite(self, path: str) -> None:
+    def check_by_sqlite(self, path: str) -> None:
+        """Like `check`, but only SQLite opens the file. See `_is_locked_by_process` for the reason."""
         try:
             with closing(self.connect(path)) as connection:
                 if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:  # 0 during creation

@@ -29,8 +29,10 @@ class ExistingFileDriver(SqliteDriver):
     confuses the next backup of the file. `query_only` keeps them from changing anything.
     """
 
-    def __init__(self, *, query_only: bool = True) -> None:
+    def __init__(self, *, query_only: bool = True, is_open_here: bool = False) -> None:
+        """Tell with `is_open_here` that this process has the log open. Only SQLite may then open the file."""
         super().__init__()
+        self._is_open_here = is_open_here
         self._query_only = query_only
 
     def check(self, path: str) -> None:
@@ -40,7 +42,10 @@ class ExistingFileDriver(SqliteDriver):
             raise NotALogError(f"{path} does not exist. Check the path.")
         if not found.is_file():
             raise NotALogError(f"{path} is not a file. Name the file of a log.")
-        super().check(path)
+        if self._is_open_here:  # `SqliteDriver.check` could find this out only where /proc/locks is readable
+            self.check_by_sqlite(path)
+        else:
+            super().check(path)
         if found.stat().st_size == 0:
             raise NotALogError(f"{path} is empty: it contains no log.")
 
@@ -74,7 +79,9 @@ class ExistingFileDriver(SqliteDriver):
 
 
 @contextmanager
-def open_read_transaction(path: str, *, allow_older: bool = False) -> Iterator[tuple[sqlite3.Connection, LogMetadata]]:
+def open_read_transaction(
+    path: str, *, allow_older: bool = False, is_open_here: bool = False
+) -> Iterator[tuple[sqlite3.Connection, LogMetadata]]:
     """Yield a connection in a read transaction, and the file's metadata.
 
     A file with an older schema is refused unless `allow_older` is set. The caller must then avoid tables that the file
@@ -82,7 +89,7 @@ def open_read_transaction(path: str, *, allow_older: bool = False) -> Iterator[t
 
     Raises NotALogError, NewerSchemaError, CorruptError or StoreUnavailableError, but never an SQLite error.
     """
-    with open_existing(path) as connection:
+    with open_existing(path, is_open_here=is_open_here) as connection:
         # The handler returns to Python during long statements, so that an interrupt takes effect.
         connection.set_progress_handler(lambda: None, PROGRESS_OPERATIONS)
         connection.execute("BEGIN")
@@ -90,9 +97,9 @@ def open_read_transaction(path: str, *, allow_older: bool = False) -> Iterator[t
 
 
 @contextmanager
-def open_existing(path: str, *, query_only: bool = True) -> Iterator[sqlite3.Connection]:
+def open_existing(path: str, *, query_only: bool = True, is_open_here: bool = False) -> Iterator[sqlite3.Connection]:
     """Yield a connection to an existing file. Raises NotALogError and the errors of `translate_read_errors`."""
-    driver = ExistingFileDriver(query_only=query_only)
+    driver = ExistingFileDriver(query_only=query_only, is_open_here=is_open_here)
     driver.check(path)
     with translate_read_errors(path), closing(connect(driver, path)) as connection:
         yield connection

@@ -774,8 +774,18 @@ SELECT NOT EXISTS (
 ) AND NOT EXISTS (SELECT FROM pg_prepared_xacts WHERE age(transaction) >= age($1::text::xid))
 AND NOT EXISTS (SELECT FROM pg_replication_slots WHERE xmin IS NOT NULL AND age(xmin) >= age($1::text::xid));
 
+-- name: trace_rights
+-- Whether the table exists, the rights on it that the user lacks, and whether the user may create it.
+SELECT to_regclass('_oncelog_traces') IS NOT NULL, coalesce((
+    SELECT array_agg(n.name ORDER BY n.number) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) WITH ORDINALITY AS n (name, number)
+    WHERE NOT has_table_privilege(to_regclass('_oncelog_traces'), n.name)
+), ARRAY[]::text[]), coalesce(has_schema_privilege(current_schema(), 'CREATE'), false), quote_ident(current_schema()), quote_ident(current_user);
+
 -- name: find_traces
 SELECT 1 WHERE to_regclass('_oncelog_traces') IS NOT NULL;
+
+-- name: traces
+SELECT position, traceparent, commit_traceparent FROM _oncelog_traces WHERE lane = $1 AND position = ANY ($2::bigint[]);
 
 -- name: save_traces
 INSERT INTO _oncelog_traces (lane, position, traceparent, commit_traceparent)

@@ -136,6 +136,3 @@ CREATE TABLE IF NOT EXISTS _oncelog_traces (
     lane INTEGER NOT NULL, position BIGINT NOT NULL, traceparent TEXT NOT NULL, commit_traceparent TEXT NOT NULL,
     PRIMARY KEY (lane, position)
 );
-
--- name: traces
-SELECT position, traceparent, commit_traceparent FROM _oncelog_traces WHERE lane = $1 AND position >= $2 AND position <= $3;

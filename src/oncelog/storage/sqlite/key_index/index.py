@@ -40,6 +40,7 @@ from oncelog.storage.sqlite.key_index.segments import (
     IndexJob,
     Segment,
     check_key_counts,
+    count_sealed_keys,
     decode_job,
     select_segments_to_clear,
 )
@@ -258,8 +259,7 @@ class KeyIndex:
     @property
     def segment_keys(self) -> int:
         """Return how many keys are in segments, without the keys that are being sealed."""
-        # Keys that are being merged are counted in both the sources and the target.
-        return sum(segment.keys for segment in self.segments) - sum(job.keys for job in self._jobs.values())
+        return count_sealed_keys(self.segments, self._jobs.values())
 
     # --- inside
 

@@ -55,6 +55,12 @@ def check_key_counts(segments: Iterable[Segment], jobs: Iterable[IndexJob], reco
             raise CorruptError(f"the key index claims {problem}; {DAMAGE_HINT}")
 
 
+def count_sealed_keys(segments: Iterable[Segment], jobs: Iterable[IndexJob]) -> int:
+    """Return how many keys are in segments, without the keys that are being sealed."""
+    # Keys that are being merged are counted in both the sources and the target.
+    return sum(segment.keys for segment in segments) - sum(job.keys for job in jobs)
+
+
 class IndexDelta(Struct):
     """Changes made by a transaction, and the segments and jobs that result."""
 

@@ -429,6 +429,10 @@ WHERE type = 'table' AND name NOT LIKE 'oncelog\_%' ESCAPE '\' AND name <> '_onc
 -- name: find_traces
 SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = '_oncelog_traces';
 
+-- name: traces
+SELECT t.position, t.traceparent, t.commit_traceparent
+FROM json_each(?2) AS n CROSS JOIN _oncelog_traces AS t ON t.lane = ?1 AND t.position = n.value;
+
 -- name: save_traces
 INSERT OR REPLACE INTO _oncelog_traces (lane, position, traceparent, commit_traceparent) VALUES (?1, ?2, ?3, ?4);
 
