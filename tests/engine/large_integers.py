@@ -1,7 +1,7 @@
 """Writes in a log that was created before integers beyond ±(2^53−1) were accepted.
 
 `tests/vectors/earlier_numbers.json` lists the writes with their positions. `tests/vectors/earlier_numbers.db.gz` is the
-file of that log.
+log itself, compressed with gzip.
 """
 
 import gzip
@@ -37,7 +37,7 @@ class Place:
 
 
 def list_writes(kind: str) -> list[tuple[Any, Place]]:
-    """Return the writes of a kind (`events`, `deltas`, `calls`) with their positions."""
+    """Return all writes of the given kind (`events`, `deltas`, `calls`) with their positions."""
     return [(one["write"], Place(**one["place"])) for one in json.loads(LISTED.read_text(encoding="utf-8"))[kind]]
 
 

@@ -29,7 +29,7 @@ EXIT_STATUSES: Final = {
     EXIT_FOUND_NOTHING: "the command ran, and its result is negative: not found, not consistent, or not accepted",
     EXIT_CANNOT_READ: "the command could not run: wrong arguments or input, or a log or server that cannot be used",
     EXIT_AMBIGUOUS: "show, proof: several writes have the key",
-    EXIT_IO_ERROR: "the output or the disk failed",
+    EXIT_IO_ERROR: "the output could not be written, or the disk is full or failing",
     EXIT_INTERRUPTED: "interrupted",
     EXIT_BROKEN_PIPE: "the reader of the output has exited",
 }
@@ -119,7 +119,7 @@ def _handle_sigterm(_: int, frame: FrameType | None) -> None:
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler):  # a background process may ignore Ctrl-C, but not SIGTERM
         raise KeyboardInterrupt
-    handler(signal.SIGINT, frame)  # the handler of asyncio cancels the main task
+    handler(signal.SIGINT, frame)  # asyncio's handler cancels the main task
 
 
 def _is_disk_error(error: OncelogError) -> bool:

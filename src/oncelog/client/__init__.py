@@ -1,4 +1,4 @@
-"""Clients of the Events API: submissions are durable, and each event arrives once, in one order.
+"""Clients of the Events API: submissions are durable, and `apply` handles each event once, in commit order.
 
 See docs/guides/client.md.
 """

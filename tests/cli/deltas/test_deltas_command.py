@@ -470,7 +470,7 @@ def test_interrupted_compaction_prints_how_to_resume() -> None:
             process.send_signal(ending)
             status, output, errors = wait_for_exit(process)
         assert (status, output) == (130, "")
-        assert errors == "oncelog: interrupted; 20 deltas are compacted. Run the same command again to continue.\n"
+        assert errors == "oncelog: interrupted; 20 deltas compacted so far. Run the same command again to continue.\n"
 
 
 # --- authorization and errors -------------------------------------------------------------------------

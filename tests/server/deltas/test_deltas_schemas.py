@@ -36,7 +36,7 @@ def product(hlc: int = 1, **columns: Any) -> Any:
 
 @BOTH_STORES
 @pytest.mark.rule("DE-10", "DE-6")
-async def test_delta_that_violates_the_schema_is_refused_with_its_path(tmp_path: Path) -> None:
+async def test_schema_violation_is_refused_and_the_error_names_the_field(tmp_path: Path) -> None:
     async with run_server(tmp_path, deltas_schemas=write_schemas(tmp_path, SHOP)) as server:
         gateway = server.gateway()
         good = product(name="Tea", price=3.5, stock=2, sold=False, tags=["x", {"y": 1}])
@@ -140,7 +140,7 @@ async def test_star_schema_applies_to_gateways_without_a_schema(tmp_path: Path) 
         ('{"e\u0301": {}}', "is not a valid gateway name: gateway: must be in NFC"),
     ],
 )
-async def test_invalid_schema_file_is_refused_with_its_name(tmp_path: Path, text: str, words: str) -> None:
+async def test_error_for_an_invalid_schema_file_names_the_setting(tmp_path: Path, text: str, words: str) -> None:
     schemas = TableSchemas(write_schemas(tmp_path, text))
     with pytest.raises(SettingsError) as raised:
         schemas.reload()

@@ -66,7 +66,7 @@ async def test_immediate_call_runs_without_waiting_for_the_loop(worker: WorkerTh
     await waiting
 
 
-async def test_immediate_call_does_not_wait_behind_another_call(worker: WorkerThread) -> None:
+async def test_submit_with_start_now_does_not_wait_for_an_earlier_call(worker: WorkerThread) -> None:
     go_on = threading.Event()
     first, second = worker.submit(go_on.wait, WAIT_S), worker.submit(int, start_now=True)  # returns immediately
     go_on.set()
@@ -85,7 +85,7 @@ async def test_worker_reports_an_error_and_runs_the_next_call(worker: WorkerThre
     assert next_one.result() == 0
 
 
-async def test_reported_error_does_not_keep_its_arguments_alive(worker: WorkerThread) -> None:
+async def test_reported_error_does_not_keep_the_arguments_of_the_call_alive(worker: WorkerThread) -> None:
     class Batch:
         pass
 

@@ -35,7 +35,7 @@ def compact(
             metavar="DAYS",
             min=0,
             max=36_500,
-            help="Drop rows that were deleted this long ago. Default: the server's tombstone_age_ms.",
+            help="Drop rows that were deleted at least this many days ago. Default: the server's tombstone_age_ms.",
         ),
     ] = None,
     timeout: Timeout = 60.0,
@@ -91,7 +91,7 @@ async def _run_compaction(gateway: Gateway, request: dict[str, int | str], upto:
     """Send requests until everything is compacted, because the server limits the deltas per request."""
     compacted = dropped = 0
     held_by: _HeldBy | None = None
-    with describe_progress(lambda: f"{compacted} deltas are compacted. {_RESUME_HINT}"), ProgressMeter() as meter:
+    with describe_progress(lambda: f"{compacted} deltas compacted so far. {_RESUME_HINT}"), ProgressMeter() as meter:
         async with gateway:
             while True:
                 result = await gateway.request(_CompactResult, "compact", orjson.dumps(request))

@@ -1,1 +1,1 @@
-"""Client of the Events API: submissions survive a crash, and every event arrives once, in one order."""
+"""Client of the Events API: submissions survive a crash, and `apply` handles each event once, in commit order."""

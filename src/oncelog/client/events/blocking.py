@@ -102,8 +102,9 @@ class BlockingClient(BlockingEventsBase):
         Add an event to the outbox and save it to disk. The client sends it repeatedly until it has an outcome.
 
         Raises CanonicalError for a malformed event, LimitExceededError if the outbox is full, IdReusedError if a
-        different event with this id is pending, and StoreError if the store cannot be written: the event is then not in
-        the outbox. After a ClosedError the event may be on disk; if so, the client sends it when it is reopened.
+        different event with this id is pending, and StoreError if the store cannot be written. In each of these cases,
+        the new event is not in the outbox. After a ClosedError the event may be on disk; if so, the client sends it
+        when it is reopened.
         """
         portal = self._portal
         return BlockingPending(
@@ -197,7 +198,7 @@ class BlockingClient(BlockingEventsBase):
 
         Redeliver the events that were set aside. Return the ones that fail again, with their errors.
 
-        Event handlers must not call it.
+        Event handlers must not call this method.
         """
         return self._portal.call(self._client.hand_over_set_aside)
 
@@ -248,7 +249,7 @@ class BlockingClient(BlockingEventsBase):
 
         The client calls `reset(connection)`, or the `reset` of the constructor, in the transaction that moves the
         cursor, so that the application can remove the effects of events after `since`. The outbox is unaffected: the
-        client still sends its submissions. Event handlers must not call it.
+        client still sends its submissions. Event handlers must not call this method.
         """
         self._portal.call(self._client.start_over, since, reset=reset)
 

@@ -1,4 +1,4 @@
-"""The asyncio events client: submissions are durable, and each event arrives once, in one order.
+"""The asyncio events client: submissions are durable, and `apply` handles each event once, in commit order.
 
     async with Client("http://127.0.0.1:7171", path="todo.db", partitions=["list/1"]) as client:
         pending = await client.submit({"type": "todo.added", "text": "milk"})
@@ -73,9 +73,9 @@ class Client(ConnectedClient[EventsRuntime, Status]):
     ) -> None:
         """Store the configuration. Opening the client opens the file and connects.
 
-        `path` is an SQLite file, which is created if it is missing and may contain the application's tables, or
-        ":memory:" for an outbox that need not survive a restart. The client follows `partitions`; with an empty list,
-        it only submits. The file stores `client_id`; by default, the client generates an id. The client calls
+        `path` is an SQLite file, or ":memory:" for an outbox that need not survive a restart. The client creates a
+        missing file. The file may also contain the application's tables. The client follows `partitions`; with an empty
+        list, it only submits. The file stores `client_id`; by default, the client generates an id. The client calls
         `apply(connection, events)` in the transaction that moves the cursor, and `reset(connection)` in the transaction
         that restarts from a different cursor. `store` is the deprecated name of `path`.
         """
@@ -145,8 +145,9 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         """Add an event to the outbox and save it to disk. The client sends it repeatedly until it has an outcome.
 
         Raises CanonicalError for a malformed event, LimitExceededError if the outbox is full, IdReusedError if a
-        different event with this id is pending, and StoreError if the store cannot be written: the event is then not in
-        the outbox. After a ClosedError the event may be on disk; if so, the client sends it when it is reopened.
+        different event with this id is pending, and StoreError if the store cannot be written. In each of these cases,
+        the new event is not in the outbox. After a ClosedError the event may be on disk; if so, the client sends it
+        when it is reopened.
         """
         return (await self.submit_many([Draft(event, partitions, id, expected_committed_id)]))[0]
 
@@ -201,7 +202,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         check_function(handler, "the handler", may_be_async=True)
         called = name or get_handler_name(handler)
         if called == APPLY:
-            raise ValueError(f"{APPLY!r} is the name of the function `apply`: give this handler another name")
+            raise ValueError(f"the name {APPLY!r} is reserved for the `apply` function: give this handler another name")
         self._deliverer.handlers.add(handler, called)
         self._want_events()
         return handler
@@ -242,7 +243,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
     async def hand_over_set_aside(self) -> list[SetAside]:
         """Redeliver the events that were set aside. Return the ones that fail again, with their errors.
 
-        Event handlers must not call it.
+        Event handlers must not call this method.
         """
         self._deliverer.check_not_in_handler("hand_over_set_aside")
         return await self._deliverer.redeliver()
@@ -301,7 +302,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
 
         The client calls `reset(connection)`, or the `reset` of the constructor, in the transaction that moves the
         cursor, so that the application can remove the effects of events after `since`. The outbox is unaffected: the
-        client still sends its submissions. Event handlers must not call it.
+        client still sends its submissions. Event handlers must not call this method.
         """
         self._runtime.check_open()
         self._deliverer.check_not_in_handler("start_over")

@@ -92,8 +92,8 @@ _PAYLOAD_DECODERS: Final[dict[str, Callable[[Raw], ServerMessage]]] = {
 def decode_message(data: str | bytes) -> tuple[ServerMessage | None, str | int | None]:
     """Decode a message into its payload and the id of the request that it answers. Raises ProtocolError.
 
-    Messages of unknown types have no payload. The client can ignore them, because newer servers also send all necessary
-    data in the known types.
+    Returns None as the payload of a message of an unknown type. The client can ignore such messages, because newer
+    servers also send all necessary data in the known types.
     """
     try:
         envelope = decode_envelope(data)

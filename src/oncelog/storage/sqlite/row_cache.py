@@ -1,7 +1,7 @@
 """Cache of recently read or written side state, valid until another connection commits.
 
-Clients write in sequence and streams grow one record at a time, so a batch usually needs the rows that the previous
-batch left. Loading a row costs more than deciding a write with it.
+Clients write in sequence and streams grow one record at a time, so a batch usually needs rows that the previous batch
+read or wrote. Loading a row costs more than checking a write against it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ CACHED_TABLES: Final = ("streams", "clients", "entities", "relationships", "hori
 
 _get_tables: Final = attrgetter(*CACHED_TABLES)
 RowMap = dict[Any, Any]
-"""Rows by key. A key without a row has None."""
+"""Rows by key. A key without a row maps to None."""
 
 
 Heads = Mapping[int, LaneHead]
