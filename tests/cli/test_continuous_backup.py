@@ -156,7 +156,7 @@ def test_restore_to_a_time_leaps_over_numbers_of_later_restores(log: Path, targe
     run_successfully("backup", log, target, "--once")
     run_successfully("epoch", log, "--renew", "--above", 2**40)
     write(log, 5, 5)
-    run_successfully("backup", log, target, "--once")
+    run_successfully("backup", log, target, "--once", "--take-over")
     said = run_successfully("restore", target, tmp_path / "restored.db", "--at", format_time(before_ms))
     assert parse_floor(said) > 2**40 + LEAP_MIN
     assert records_of(tmp_path / "restored.db") == records_of(log)[:5]
@@ -176,6 +176,11 @@ def test_restored_log_continues_its_backup(log: Path, target: str, tmp_path: Pat
     run_successfully("restore", target, log, "--force")
     assert len(records_of(log)) == 5
     write(log, 20, 2)
+    refused = run("backup", log, target, "--once")
+    assert refused.exit_code == 2
+    assert "an earlier history of this log" in refused.stderr
+    assert "add --take-over once" in refused.stderr
+    run_successfully("backup", log, target, "--once", "--take-over")
     run_successfully("backup", log, target, "--once")
     run_successfully("restore", target, tmp_path / "restored.db")
     assert records_of(tmp_path / "restored.db") == records_of(log)
@@ -288,10 +293,58 @@ def test_target_is_read_again_only_after_other_writes(
         patched.delattr(TargetReader, "recover")
         run_successfully("backup", log, target, "--once")
     run_successfully("restore", target, branch)
-    run_successfully("backup", branch, target, "--once")
-    done = run("backup", log, target, "--once")
+    run_successfully("backup", branch, target, "--once", "--take-over")
+    for options in ((), ("--take-over",)):
+        done = run("backup", log, target, "--once", *options)
+        assert done.exit_code == 2
+        assert "another history" in done.stderr
+
+
+def test_restored_copy_does_not_write_to_the_target_of_a_running_backup(log: Path, target: str, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    write(log, 0, 5)
+    with Backup(log, target) as running:
+        running.wait_for("all 5 records are in")
+        run_successfully("restore", target, copy)
+        done = run("backup", copy, target, "--once")
+        write(log, 5, 5)
+        status, said = running.interrupt()
     assert done.exit_code == 2
-    assert "another history" in done.stderr
+    assert "an earlier history of this log" in done.stderr
+    assert status == 0, said
+    run_successfully("backup", log, target, "--once")
+    run_successfully("restore", "--full", target, tmp_path / "restored.db")
+    assert records_of(tmp_path / "restored.db") == records_of(log)
+
+
+@pytest.mark.parametrize("own_commits", [0, 1, 5])
+def test_target_with_commits_of_a_copy_is_refused(own_commits: int, log: Path, target: str, tmp_path: Path) -> None:
+    """Copies of a file have the same epoch. The target has a longer or a different history than the log."""
+    copy = tmp_path / "copy.db"
+    write(log, 0, 5)
+    run_successfully("backup", log, copy)
+    write(copy, 5, 2)
+    run_successfully("backup", copy, target, "--once")
+    if own_commits:
+        write(log, 20, own_commits)
+    for options in ((), ("--take-over",)):
+        done = run("backup", log, target, "--once", *options)
+        assert done.exit_code == 2
+        assert "a different copy of this log was backed up there" in done.stderr
+    run_successfully("restore", target, tmp_path / "restored.db")
+    assert records_of(tmp_path / "restored.db") == records_of(copy)
+
+
+def test_target_that_only_lacks_commits_is_accepted_from_another_directory(
+    log: Path, target: str, tmp_path: Path
+) -> None:
+    write(log, 0, 5)
+    run_successfully("backup", log, target, "--once")
+    moved = log.rename(tmp_path / "moved.db")
+    write(moved, 5, 5)
+    run_successfully("backup", moved, target, "--once")
+    run_successfully("restore", target, tmp_path / "restored.db")
+    assert records_of(tmp_path / "restored.db") == records_of(moved)
 
 
 def test_log_has_at_most_one_backup(log: Path, target: str) -> None:
@@ -318,6 +371,7 @@ def test_reader_that_blocks_the_start_is_reported(log: Path, target: str, monkey
     [
         ("backup {log}", "DESTINATION is missing"),
         ("backup {log} copy.db --once", "--once is for a URL"),
+        ("backup {log} copy.db --take-over", "--take-over is for a URL"),
         ("backup {log} file://target --force", "--force is for a file"),
         ("backup {log} file://{log}", "is a file, and a continuous backup is a directory"),
         ("backup {log} file://", "file:// needs a directory"),

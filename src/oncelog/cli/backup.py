@@ -86,6 +86,13 @@ def backup(  # noqa: PLR0913, PLR0917 - the options of a command
     once: Annotated[
         bool, typer.Option("--once", help="URL only: copy the current state of the log, then exit.")
     ] = False,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="URL only, once after a restore: continue the backup of the log that this log replaces.",
+        ),
+    ] = False,
     keep: Annotated[
         str, typer.Option("--keep", help="URL only: how far back `restore --at` reaches.", metavar="DURATION")
     ] = "7d",
@@ -147,6 +154,8 @@ def backup(  # noqa: PLR0913, PLR0917 - the options of a command
     if not is_backup_url(destination):
         if once:
             raise OncelogError("--once is for a URL; a copy in a file is always made once")
+        if take_over:
+            raise OncelogError("--take-over is for a URL; to replace a file, add --force")
         _copy_log(file, destination, force=force, file_mode=file_mode, as_json=as_json)
         return
     _check_files(file)
@@ -155,7 +164,7 @@ def backup(  # noqa: PLR0913, PLR0917 - the options of a command
     target = parse_backup_target(destination, endpoint)
     with interrupt_on_sigterm():
         status_every_ms = None if once else parse_duration_ms(status_every)
-        _replicate(file, target, parse_duration_ms(keep), status_every_ms, as_json)
+        _replicate(file, target, parse_duration_ms(keep), status_every_ms, as_json, take_over=take_over)
 
 
 def _copy_log(file: str, destination: str, *, force: bool, file_mode: str, as_json: bool) -> None:
@@ -167,10 +176,12 @@ def _copy_log(file: str, destination: str, *, force: bool, file_mode: str, as_js
     print_result(copied, [line], as_json)
 
 
-def _replicate(file: str, target: BackupTarget, keep_ms: int, status_every_ms: int | None, as_json: bool) -> None:
+def _replicate(
+    file: str, target: BackupTarget, keep_ms: int, status_every_ms: int | None, as_json: bool, *, take_over: bool
+) -> None:
     """Replicate a log until the user interrupts the command, or only once if there is no status interval."""
     with ProgressMeter() as meter:
-        replication = replicate(file, target, keep_ms, meter)
+        replication = replicate(file, target, keep_ms, meter, take_over=take_over)
         with replication as running:
             if status_every_ms is not None:
                 typer.echo(f"Backing up {file} to {target.name}. Stop with Ctrl-C.", err=as_json)

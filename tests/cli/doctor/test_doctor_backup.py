@@ -132,6 +132,43 @@ def test_continuous_backup_is_found_and_checked(log: Path, tmp_path: Path) -> No
     wait_until(lambda: is_too_old(log, "--backup", target))
 
 
+def test_target_of_an_earlier_epoch_is_a_problem(log: Path, tmp_path: Path) -> None:
+    target = f"file://{tmp_path}/target"
+    run("backup", log, target, "--once")
+    run("epoch", log, "--renew")
+    for options in ((), ("--backup", target)):
+        said = check(log, *options).get("problem", "backup")
+        assert "an earlier history of the log" in said
+        assert f"oncelog backup FILE {target} --take-over" in said
+    run("backup", log, target, "--once", "--take-over")
+    assert "has the newest commit" in check(log, "--backup", target).get("ok", "backup")
+
+
+def test_target_with_a_later_history_is_a_problem(log: Path, tmp_path: Path) -> None:
+    target, copy = f"file://{tmp_path}/target", tmp_path / "copy.db"
+    run("backup", log, target, "--once")
+    run("restore", target, copy)
+    run("backup", copy, target, "--once", "--take-over")
+    assert "another history" in check(log, "--backup", target).get("problem", "backup")
+
+
+def test_target_of_a_copy_is_compared_by_commits(log: Path, tmp_path: Path) -> None:
+    """The copy has the log's epoch, and its backup is newer than all commits of the log."""
+    target, copy = f"file://{tmp_path}/target", tmp_path / "copy.db"
+    run("backup", log, copy)
+    for number in range(1, 21):
+        write(log, number)
+    run("backup", copy, target, "--once")
+    assert "lacks the commits since" in check(log, "--backup", target).get("ok", "backup")
+    wait_until(lambda: "backup" in check(log, "--backup", target, "--max-age", "0s").problems)
+    said = check(log, "--backup", target, "--max-age", "0s").get("problem", "backup")
+    assert "lacks the commits since" in said
+    assert "Make a backup" in said
+    write(copy, 30)
+    run("backup", copy, target, "--once")
+    assert "a different copy of the log" in check(log, "--backup", target).get("problem", "backup")
+
+
 def test_backup_in_a_bucket_is_checked_with_the_credentials_of_the_environment(log: Path, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/orders"
     (tmp_path / "s3").mkdir()

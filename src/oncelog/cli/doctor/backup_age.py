@@ -15,13 +15,15 @@ from oncelog.core.rules.leaps import find_last_commit_ms
 from oncelog.errors import OncelogError, StoreError
 from oncelog.storage.backups import LEAPS_SCHEMA_VERSION
 from oncelog.storage.clock import SystemClock
+from oncelog.storage.litestream.history import HistoryMatch, compare_histories
 from oncelog.storage.litestream.program import BackupError
-from oncelog.storage.litestream.recovery import TargetReader
-from oncelog.storage.litestream.replication import find_configured_target, is_replicating
+from oncelog.storage.litestream.recovery import TargetReader, is_last_written
+from oncelog.storage.litestream.replication import find_configured_target, get_target_state, is_replicating
 from oncelog.storage.litestream.target import BackupTarget
 from oncelog.storage.queries.records import load_heads, load_previous_epochs
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
+from oncelog.storage.verify.findings import StepProgress
 
 FILE_AGE_MS_MAX: Final = 26 * 3_600_000
 """24 hours plus two hours to make the backup."""
@@ -50,16 +52,28 @@ def check_backup_file(path: str, log: str | None, age_ms_max: int | None) -> Che
 
 
 def check_backup_target(target: BackupTarget, log: str | None, age_ms_max: int | None) -> Check:
-    """Check a continuous backup, without restoring it."""
-    with _temporary_directory() as directory:
-        points = TargetReader(target, directory, TIMEOUT_S).list_points()
-    if not points:
-        yield problem("backup", f"{target.name} contains no backup", f"Start one: oncelog backup FILE {target.name}")
-        return
+    """Check a continuous backup. Restores its newest state if it was not written by the last backup of this log on this
+    machine.
+    """
     times = None if log is None else _read_log_times(log)
+    match = None
+    with _temporary_directory() as directory:
+        reader = TargetReader(target, directory, TIMEOUT_S)
+        points = reader.list_points()
+        if not points:
+            remedy = f"Start one: oncelog backup FILE {target.name}"
+            yield problem("backup", f"{target.name} contains no backup", remedy)
+            return
+        is_known = times is None or log is None or is_last_written(points, get_target_state(log, target), times.epoch)
+        if log is not None and not is_known:
+            match = compare_histories(str(reader.recover(None, _ignore_progress).path), log)
+    age_ms_max = TARGET_AGE_MS_MAX if age_ms_max is None else age_ms_max
+    if match is not None:
+        yield _judge_match(target.name, match, age_ms_max)
+        return
     # The time at which the newest change was copied, which is later than its commits. It may be cut to a second.
     copied_ms = points[-1].time_ms // 1000 * 1000 + 999
-    yield judge_age(target.name, copied_ms, times, TARGET_AGE_MS_MAX if age_ms_max is None else age_ms_max)
+    yield judge_age(target.name, copied_ms, times, age_ms_max)
 
 
 def check_configured_backup(log: str, age_ms_max: int | None) -> Check:
@@ -98,6 +112,44 @@ def judge_age(name: str, backup_ms: int, log: LogTimes | None, age_ms_max: int) 
         message = f"{text}, and --max-age is {format_duration(age_ms_max)}"
         return problem("backup", message, "Make a backup, and find out why none was made.")
     return ok("backup", text)
+
+
+def _judge_match(name: str, match: HistoryMatch, age_ms_max: int) -> Finding:
+    """Return the finding for a continuous backup that was compared with the log."""
+    if match.relation == "ended":
+        return problem(
+            "backup",
+            f"{name} contains epoch {match.backup_epoch}, an earlier history of the log, which has epoch "
+            f"{match.log_epoch}",
+            "Back up the log to another target. If no other log is backed up to this one, run `oncelog backup FILE "
+            f"{name} --take-over` once.",
+        )
+    if match.relation == "diverged":
+        return problem(
+            "backup",
+            f"{name} contains commits of epoch {match.log_epoch} that the log does not have: a different copy of the "
+            "log was backed up there",
+            "Back up each copy to its own target, and renew the epoch of one of them (oncelog epoch FILE --renew).",
+        )
+    if match.relation == "foreign":
+        return problem(
+            "backup",
+            f"{name} contains the backup of another log or of another history (epoch {match.backup_epoch}, and the log "
+            f"has {match.log_epoch})",
+            "Back up the log to another target.",
+        )
+    if match.missing_since_ms is None:
+        return ok("backup", f"{name} has the newest commit of the log")
+    age_ms = max(0, SystemClock().wall_ms() - match.missing_since_ms)
+    text = f"{name} lacks the commits since {format_utc(match.missing_since_ms)}, {format_duration(age_ms)} ago"
+    if age_ms > age_ms_max:
+        message = f"{text}, and --max-age is {format_duration(age_ms_max)}"
+        return problem("backup", message, "Make a backup, and find out why none was made.")
+    return ok("backup", text)
+
+
+def _ignore_progress(_: StepProgress) -> None:
+    pass
 
 
 def _read_log_times(log: str) -> LogTimes | None:

@@ -18,10 +18,11 @@ from oncelog.errors import CorruptError, NotALogError, StoreError
 from oncelog.file_modes import OWNER_ONLY
 from oncelog.storage.backups import RestoreResult, check_destination_free, restore
 from oncelog.storage.clock import SystemClock
-from oncelog.storage.litestream.program import NoBackupError, run, write_config, write_file
+from oncelog.storage.litestream.history import compare_histories
+from oncelog.storage.litestream.program import NoBackupError, run, write_config
 from oncelog.storage.litestream.target import BackupTarget
 from oncelog.storage.metadata import Operator, ReplacedLog
-from oncelog.storage.queries.records import load_heads, load_previous_epochs
+from oncelog.storage.queries.records import load_heads
 from oncelog.storage.sqlite.partial_copy import RECOVERED_NAMES, open_partial_copy
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
@@ -157,33 +158,54 @@ class TargetReader:
             raise CorruptError(f"{self._target.name} is damaged: {error}") from error
 
 
-def check_same_log(target: BackupTarget, log: str, state: Path, report: ReportProgress) -> None:
-    """Raise StoreError if the target contains a different log or history.
+def check_same_log(target: BackupTarget, log: str, state: Path, report: ReportProgress, *, take_over: bool) -> str:
+    """Raise StoreError if the target contains commits that the log does not have. Returns the log's epoch.
+
+    With `take_over`, the target may contain an epoch that the log has ended.
 
     Restores the target's newest state into a temporary file, unless Litestream wrote that state in an earlier run for
     this log and still has it in its `state` directory.
     """
-    marker = state.with_name(f"{state.name}.epoch")
-    with open_read_transaction(log) as (connection, metadata):
-        epochs = {metadata.epoch, *run_query(connection, load_previous_epochs)}
+    with open_read_transaction(log) as (_, metadata):
+        epoch = metadata.epoch
     with open_partial_copy(Path(log)) as place:
         reader = TargetReader(target, place.parent)
         points = reader.list_points()
-        is_known = marker.exists() and marker.read_text() in epochs and _is_newest(points[-1:], state)
-        if points and not is_known:
-            found = reader.recover(None, report).newest.epoch
-            if found not in epochs:
+        if points and not is_last_written(points, state, epoch):
+            match = compare_histories(str(reader.recover(None, report).path), log)
+            if match.relation == "ended" and not take_over:
                 raise StoreError(
-                    f"{target.name} contains the backup of another log or of another history (epoch {found}, and {log} "
-                    f"has {metadata.epoch}). Choose another directory or prefix."
+                    f"{target.name} contains epoch {match.backup_epoch}, an earlier history of this log. {log} has "
+                    f"epoch {epoch}. Choose another directory or prefix. If this log replaces the log that is backed "
+                    "up there, and that log is no longer backed up, add --take-over once."
                 )
-    write_file(marker, metadata.epoch.encode())
+            if match.relation == "diverged":
+                raise StoreError(
+                    f"{target.name} contains commits of epoch {epoch} that {log} does not have: a different copy of "
+                    "this log was backed up there. Choose another directory or prefix, or restore the log from this "
+                    "backup."
+                )
+            if match.relation == "foreign":
+                raise StoreError(
+                    f"{target.name} contains the backup of another log or of another history (epoch "
+                    f"{match.backup_epoch}, and {log} has {epoch}). Choose another directory or prefix."
+                )
+    return epoch
 
 
-def _is_newest(points: list[RestorePoint], state: Path) -> bool:
-    """Return whether the target ends with the last change that Litestream wrote."""
-    found = [state / "ltx" / "0" / f"{point.txid:016x}-{point.txid:016x}.ltx" for point in points]
-    return any(path.exists() and path.stat().st_size == point.size for path, point in zip(found, points, strict=True))
+def get_marker(state: Path) -> Path:
+    """Return the path of the file with the epoch that Litestream last wrote with this state directory."""
+    return state.with_name(f"{state.name}.epoch")
+
+
+def is_last_written(points: list[RestorePoint], state: Path, epoch: str) -> bool:
+    """Return whether the target ends with the last change that Litestream wrote with this state directory, and in this
+    epoch."""
+    found = [state / "ltx" / "0" / f"{point.txid:016x}-{point.txid:016x}.ltx" for point in points[-1:]]
+    try:
+        return get_marker(state).read_text() == epoch and found[0].stat().st_size == points[-1].size
+    except (OSError, IndexError):
+        return False
 
 
 def find_last(

@@ -26,8 +26,16 @@ from msgspec import Struct
 from oncelog.core.rules.leaps import find_last_commit_ms
 from oncelog.errors import StoreError
 from oncelog.file_modes import open_or_create
-from oncelog.storage.litestream.program import BackupError, build_error, check_reachable, redact, start, write_config
-from oncelog.storage.litestream.recovery import check_same_log
+from oncelog.storage.litestream.program import (
+    BackupError,
+    build_error,
+    check_reachable,
+    redact,
+    start,
+    write_config,
+    write_file,
+)
+from oncelog.storage.litestream.recovery import check_same_log, get_marker
 from oncelog.storage.litestream.target import BackupTarget, decode_replica
 from oncelog.storage.metadata import count_records
 from oncelog.storage.queries.records import load_gaps, load_heads
@@ -84,11 +92,22 @@ def read_state(path: str) -> LogState:
 class Replication:
     """A running replication. Use `replicate` to start it."""
 
-    def __init__(self, path: Path, target: BackupTarget, process: "subprocess.Popen[bytes]", socket_path: Path) -> None:
+    def __init__(
+        self,
+        path: Path,
+        target: BackupTarget,
+        process: "subprocess.Popen[bytes]",
+        socket_path: Path,
+        marker: Path,
+        epoch: str,
+    ) -> None:
+        """`marker` gets the epoch as soon as the target contains it."""
         self._path = path
         self._target = target
         self._process = process
         self._socket_path = socket_path
+        self._marker = marker
+        self._epoch = epoch
         self._errors: deque[str] = deque(maxlen=_ERRORS_KEPT)
         self._reader = threading.Thread(target=self._read_errors, name="oncelog-litestream", daemon=True)
         self._reader.start()
@@ -108,6 +127,7 @@ class Replication:
             if time.monotonic() > deadline:
                 raise BackupError(f"{self._target.name} has not confirmed the newest changes in {SYNC_TIMEOUT_S} s.")
             self.wait(_POLL_PAUSE_S)
+        write_file(self._marker, self._epoch.encode())
 
     def _request_sync(self) -> _SyncAnswer:
         """Let Litestream read the write-ahead log, and return its position and that of the target.
@@ -188,19 +208,22 @@ class _SocketConnection(http.client.HTTPConnection):
 
 
 @contextmanager
-def replicate(log: str, target: BackupTarget, keep_ms: int, report: ReportProgress) -> Iterator[Replication]:
+def replicate(
+    log: str, target: BackupTarget, keep_ms: int, report: ReportProgress, *, take_over: bool = False
+) -> Iterator[Replication]:
     """Replicate a log for the duration of the block. Before it ends, call `Replication.sync` to copy the remaining
     changes.
 
-    The target keeps changes for `keep_ms`, for restores to an earlier time.
+    The target keeps changes for `keep_ms`, for restores to an earlier time. With `take_over`, it may contain an epoch
+    that the log has ended.
 
-    Raises BackupError, and StoreError if another process is replicating the log or the target contains a different log.
+    Raises BackupError, and StoreError if another process is replicating the log or the target contains commits that the
+    log does not have.
     """
     path = Path(log).resolve()
     with _lock_state_directory(path) as directory:
-        # Each target has a separate directory, because a position in one target is meaningless in another.
-        state = directory / hashlib.sha256(target.name.encode()).hexdigest()[:16]
-        check_same_log(target, str(path), state, report)
+        state = get_target_state(log, target)
+        epoch = check_same_log(target, str(path), state, report, take_over=take_over)
         config, socket_path = directory / _CONFIG_NAME, directory / _SOCKET_NAME
         socket_path.unlink(missing_ok=True)  # left behind by a killed run
         write_config(config, _build_config(path, target, state, keep_ms))
@@ -208,7 +231,7 @@ def replicate(log: str, target: BackupTarget, keep_ms: int, report: ReportProgre
         arguments = ("replicate", "-config", config, "-no-expand-env")
         with start(*arguments, cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
             try:
-                replication = Replication(path, target, process, socket_path)
+                replication = Replication(path, target, process, socket_path, get_marker(state), epoch)
                 replication.wait_for_start()
                 yield replication
             finally:
@@ -241,6 +264,15 @@ def find_configured_target(log: str) -> BackupTarget | None:
         return decode_replica(msgspec.json.decode(config.read_bytes())["dbs"][0]["replica"])
     except (OSError, msgspec.MsgspecError, KeyError, TypeError, IndexError):
         return None
+
+
+def get_target_state(log: str, target: BackupTarget) -> Path:
+    """Return the directory in which Litestream keeps its position in a target.
+
+    Each target has a separate directory, because a position in one target is meaningless in another.
+    """
+    name = hashlib.sha256(target.name.encode()).hexdigest()[:16]
+    return _get_state_directory(Path(log).resolve()) / name
 
 
 def is_replicating(log: str) -> bool:
