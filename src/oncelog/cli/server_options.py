@@ -28,6 +28,7 @@ from oncelog.errors import OncelogError
 
 DEFAULT_URL: Final = "http://127.0.0.1:7171"
 DEFAULT_SOURCE: Final = "default"
+_OPTION_SOURCES: Final = frozenset({"--url", "--profile"})
 URL_VARIABLE: Final = "ONCELOG_URL"
 TOKEN_VARIABLE: Final = "ONCELOG_TOKEN"  # noqa: S105 - its name
 PROFILE_VARIABLE: Final = "ONCELOG_PROFILE"
@@ -83,6 +84,26 @@ Log = Annotated[
 InsteadOfLog = Annotated[
     str | None,
     typer.Option(metavar="URL", help="Address of a server, instead of LOG. Default: ONCELOG_URL, or a profile."),
+]
+
+
+ExplicitUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help=f"Address of the server. Default: {DEFAULT_URL}. This command requires --url or --profile if "
+        "ONCELOG_URL or a profile selects a server.",
+        show_default=False,
+    ),
+]
+ExplicitProfile = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="The profile with the server's address and token.",
+        autocompletion=_complete_profile,
+    ),
 ]
 
 
@@ -215,14 +236,39 @@ def uses_server(command: Callable[..., None]) -> Callable[..., None]:
 
     If the command has the option --client-id, its default is the client id of the profile.
     """
+    return _replace_remote(command, build_remote, _SERVER_PARAMETERS)
 
+
+def uses_explicit_server(command: Callable[..., None]) -> Callable[..., None]:
+    """Like `uses_server`, but only an option can select a server other than the one at `DEFAULT_URL`.
+
+    For a command that writes test data: the server in the environment or in the default profile may be in production.
+    """
+    parameters = (_keyword("url", ExplicitUrl), *_SERVER_PARAMETERS[1:3], _keyword("profile", ExplicitProfile))
+    return _replace_remote(command, _build_explicit_remote, parameters)
+
+
+def _build_explicit_remote(options: ServerOptions) -> Remote:
+    choice = choose_server(options)
+    if choice.source not in {*_OPTION_SOURCES, DEFAULT_SOURCE}:
+        described = f"{choice.source} ({choice.profile_name})" if choice.profile_name else choice.source
+        raise OncelogError(
+            f"this command writes test data, so only an option selects its server: {described} selects {choice.url}. "
+            f"Pass --url {choice.url}, or --profile"
+        )
+    return build_remote(options)
+
+
+def _replace_remote(
+    command: Callable[..., None], build: Callable[[ServerOptions], Remote], parameters: Sequence[Parameter]
+) -> Callable[..., None]:
     def run(options: ServerOptions, arguments: dict[str, Any]) -> None:
-        remote = build_remote(options)
+        remote = build(options)
         if arguments.get("client_id", "") is None:
             arguments["client_id"] = remote.client_id
         command(remote=remote, **arguments)
 
-    return _replace_parameter(command, "remote", _SERVER_PARAMETERS, run)
+    return _replace_parameter(command, "remote", parameters, run)
 
 
 def reads_log_or_server(command: Callable[..., None]) -> Callable[..., None]:
