@@ -14,10 +14,9 @@ import pytest
 
 from cli.runner import COMMAND, RUNNER
 from cli.scripted_server import answer, scripted
-from cli.server_process import ONE_ATTEMPT, ServerProcess, oncelog, serving, start_command, wait_for_exit
+from cli.server_process import NO_TOKEN, ONE_ATTEMPT, ServerProcess, oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
 from oncelog.cli import server_options
-from oncelog.errors import AUTHENTICATION_FAILED
 
 ID = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10"
 COMMITTED = re.compile(r"committed (\d+) ([0-9a-f-]{36})")
@@ -308,9 +307,15 @@ def test_token_is_read_from_option_file_or_environment(tmp_path: Path) -> None:
         assert oncelog(*command, "a", "--token-file", str(file), event, ONCELOG_TOKEN="wrong").returncode == 0  # noqa: S106
         assert oncelog(*command, "a", event, ONCELOG_TOKEN=key).returncode == 0
         done = oncelog(*command, "a", event)
-        assert (done.returncode, done.stderr) == (2, f"oncelog: auth_failed: {AUTHENTICATION_FAILED}\n")
+        assert (done.returncode, done.stderr) == (2, f"oncelog: auth_failed: {NO_TOKEN}\n")
         done = oncelog(*command, "a", "--token", key, "--client-id", "other", event)
         assert (done.returncode, done.stdout) == (2, "")
+        hint = "the token is invalid, or belongs to a client other than 'other' (--client-id)"
+        assert done.stderr == f"oncelog: auth_failed: {hint}\n"
+        lines = json.dumps({"partitions": ["a"], "event": {}})
+        done = oncelog("submit", "--url", served.url, "-", given=lines)
+        place = " (the request began with line 1)"
+        assert (done.returncode, done.stderr) == (2, f"oncelog: auth_failed: {NO_TOKEN}{place}\n")
         done = oncelog(*command, "b", "--token", key, event)
         assert done.returncode == 1
         assert "rejected: forbidden: partitions: the credential has no write access to some of them" in done.stderr
