@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socketserver
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -13,7 +14,7 @@ from uuid import UUID
 import pytest
 
 from cli.runner import COMMAND, RUNNER
-from cli.scripted_server import answer, scripted
+from cli.scripted_server import SHUTDOWN_POLL_S, answer, scripted
 from cli.server_process import NO_TOKEN, ONE_ATTEMPT, ServerProcess, oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
 from oncelog.cli import server_options
@@ -288,6 +289,39 @@ def test_malformed_answer_is_reported() -> None:
         status, lines, [error] = submit(url, "--partition", "a", '{"type":"x"}')
     assert (status, lines) == (2, [])
     assert "answered 1 events with 0 results" in error
+
+
+def test_server_that_does_not_speak_http_is_reported_at_once() -> None:
+    connections = []
+
+    def answer_grpc(connection: socketserver.BaseRequestHandler) -> None:
+        connections.append(connection.request.recv(65536))
+        connection.request.sendall(b"\0\0\0\4\0\0\0\0\0")  # the SETTINGS frame of HTTP/2
+
+    handler = type("Handler", (socketserver.BaseRequestHandler,), {"handle": answer_grpc})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(SHUTDOWN_POLL_S,)).start()
+        try:
+            url = f"http://127.0.0.1:{server.server_address[1]}"
+            assert submit(url, "--partition", "a", '{"type":"x"}') == (
+                2,
+                [],
+                [f"oncelog: {url} did not answer with HTTP; is it the gRPC port?"],
+            )
+        finally:
+            server.shutdown()
+    assert len(connections) == 1
+
+
+def test_https_to_a_server_without_tls_is_explained() -> None:
+    with scripted(lambda handler, _: answer(handler, 200, {})) as (url, _):
+        secure = url.replace("http://", "https://")
+        reason = "the server does not use TLS at this port: use http://"
+        assert submit(secure, "--partition", "a", '{"type":"x"}') == (
+            2,
+            [],
+            [f"oncelog: {secure} cannot be used: {reason}"],
+        )
 
 
 # --- authorization and errors -------------------------------------------------------------------------

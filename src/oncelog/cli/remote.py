@@ -328,7 +328,8 @@ class Retrier:
             except LostError as error:
                 if deadline_s is None and not self._was_connected:
                     raise
-                if _has_cause(error, "ClientSSLError", "InvalidURL"):  # every attempt would fail in the same way
+                # Every attempt would fail in the same way.
+                if _has_cause(error, "ClientSSLError", "InvalidURL", "ClientResponseError"):
                     raise OncelogError(str(error)) from error
                 problem, was_sent = error, was_sent or not _has_cause(error, "ClientConnectorError")
             except ServerRefusedError as error:

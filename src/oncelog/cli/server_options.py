@@ -235,7 +235,7 @@ def _load_credential(options: ServerOptions, choice: ServerChoice) -> str | None
 
 @contextmanager
 def _explain_failed_authentication(remote: Remote, client_id: str | None, *, may_have_client: bool) -> Iterator[None]:
-    """Say what is wrong with the token if the server refuses it. The server gives every caller the same text."""
+    """Name the fault of the token if the server refuses it. The server gives every caller the same text."""
     try:
         yield
     except OncelogError as error:
