@@ -28,6 +28,8 @@ __all__ = [
 ]  # fmt: skip
 
 DEVELOPMENT: Final = ("--development", "--quiet")
+NO_TOKEN: Final = "no token was sent: use --token-file, ONCELOG_TOKEN or a profile"  # noqa: S105 - an error
+"""Why a server refuses a command without a token."""
 
 ONE_ATTEMPT: Final = """
 from msgspec.structs import replace

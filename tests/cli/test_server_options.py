@@ -1,8 +1,10 @@
 """Commands find their server and token in options, the environment and profiles, in this order."""
 
 import json
+from collections.abc import Coroutine
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -66,6 +68,42 @@ def refusal(*arguments: str) -> str:
 
 
 # --- precedence -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variables", "source", "url"),
+    [
+        ({"ONCELOG_URL": "http://127.0.0.1:1/"}, "ONCELOG_URL", "http://127.0.0.1:1"),
+        ({"ONCELOG_PROFILE": "production"}, "ONCELOG_PROFILE (production)", "https://log.example.org"),
+        ({}, "the default profile (local)", "http://127.0.0.1:8181"),
+    ],
+)
+@pytest.mark.usefixtures("file")
+def test_load_test_requires_an_option_for_a_server_that_the_environment_selects(
+    variables: dict[str, str], source: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert refusal("load", "--seconds", "0") == (
+        f"oncelog: this command writes test data, so only an option selects its server: {source} selects {url}. "
+        f"Pass --url {url}, or --profile\n"
+    )
+
+
+def test_load_test_uses_the_named_or_the_default_server(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(file, '[profiles.here]\nurl = "http://127.0.0.1:1"\n')
+    for options, url in [
+        (["--profile", "here"], "http://127.0.0.1:1"),
+        (["--url", "http://127.0.0.1:2"], "http://127.0.0.1:2"),
+        ([], "http://127.0.0.1:7171"),
+    ]:
+        monkeypatch.setattr("oncelog.cli.load.asyncio.run", _refuse_to_run)
+        assert f"Writing real events to {url}, " in run("load", *options).stderr
+
+
+def _refuse_to_run(work: Coroutine[Any, Any, None]) -> None:
+    work.close()
+    raise OncelogError("not run")
 
 
 def test_default_address_needs_no_file() -> None:
@@ -146,7 +184,7 @@ def test_file_with_a_token_that_others_may_read_is_refused(file: Path, monkeypat
     file.chmod(0o644)
     message = refusal("tail", "--partition", "a")
     assert f"{file} contains a token, and other users may read or change it" in message
-    assert f"chmod 600 {file}" in message
+    assert message.endswith(f": chmod 600 {file}\n")
     assert SECRET not in message
     monkeypatch.setenv("ONCELOG_CHECK_SECRET_FILES", "false")
     assert run("profiles").exit_code == 0

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socketserver
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -13,11 +14,10 @@ from uuid import UUID
 import pytest
 
 from cli.runner import COMMAND, RUNNER
-from cli.scripted_server import answer, scripted
-from cli.server_process import ONE_ATTEMPT, ServerProcess, oncelog, serving, start_command, wait_for_exit
+from cli.scripted_server import SHUTDOWN_POLL_S, answer, scripted
+from cli.server_process import NO_TOKEN, ONE_ATTEMPT, ServerProcess, oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
 from oncelog.cli import server_options
-from oncelog.errors import AUTHENTICATION_FAILED
 
 ID = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10"
 COMMITTED = re.compile(r"committed (\d+) ([0-9a-f-]{36})")
@@ -291,6 +291,39 @@ def test_malformed_answer_is_reported() -> None:
     assert "answered 1 events with 0 results" in error
 
 
+def test_server_that_does_not_speak_http_is_reported_at_once() -> None:
+    connections = []
+
+    def answer_grpc(connection: socketserver.BaseRequestHandler) -> None:
+        connections.append(connection.request.recv(65536))
+        connection.request.sendall(b"\0\0\0\4\0\0\0\0\0")  # the SETTINGS frame of HTTP/2
+
+    handler = type("Handler", (socketserver.BaseRequestHandler,), {"handle": answer_grpc})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(SHUTDOWN_POLL_S,)).start()
+        try:
+            url = f"http://127.0.0.1:{server.server_address[1]}"
+            assert submit(url, "--partition", "a", '{"type":"x"}') == (
+                2,
+                [],
+                [f"oncelog: {url} did not answer with HTTP; is it the gRPC port?"],
+            )
+        finally:
+            server.shutdown()
+    assert len(connections) == 1
+
+
+def test_https_to_a_server_without_tls_is_explained() -> None:
+    with scripted(lambda handler, _: answer(handler, 200, {})) as (url, _):
+        secure = url.replace("http://", "https://")
+        reason = "the server does not use TLS at this port: use http://"
+        assert submit(secure, "--partition", "a", '{"type":"x"}') == (
+            2,
+            [],
+            [f"oncelog: {secure} cannot be used: {reason}"],
+        )
+
+
 # --- authorization and errors -------------------------------------------------------------------------
 
 
@@ -308,9 +341,15 @@ def test_token_is_read_from_option_file_or_environment(tmp_path: Path) -> None:
         assert oncelog(*command, "a", "--token-file", str(file), event, ONCELOG_TOKEN="wrong").returncode == 0  # noqa: S106
         assert oncelog(*command, "a", event, ONCELOG_TOKEN=key).returncode == 0
         done = oncelog(*command, "a", event)
-        assert (done.returncode, done.stderr) == (2, f"oncelog: auth_failed: {AUTHENTICATION_FAILED}\n")
+        assert (done.returncode, done.stderr) == (2, f"oncelog: auth_failed: {NO_TOKEN}\n")
         done = oncelog(*command, "a", "--token", key, "--client-id", "other", event)
         assert (done.returncode, done.stdout) == (2, "")
+        hint = "the token is invalid, or belongs to a client other than 'other' (--client-id)"
+        assert done.stderr == f"oncelog: auth_failed: {hint}\n"
+        lines = json.dumps({"partitions": ["a"], "event": {}})
+        done = oncelog("submit", "--url", served.url, "-", given=lines)
+        place = " (the request began with line 1)"
+        assert (done.returncode, done.stderr) == (2, f"oncelog: auth_failed: {NO_TOKEN}{place}\n")
         done = oncelog(*command, "b", "--token", key, event)
         assert done.returncode == 1
         assert "rejected: forbidden: partitions: the credential has no write access to some of them" in done.stderr

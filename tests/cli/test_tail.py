@@ -11,11 +11,10 @@ import pytest
 from msgspec import Raw
 
 from cli.load_programs import BY_TICKS
-from cli.server_process import ServerProcess, oncelog, serving, start_command, wait_for_exit
+from cli.server_process import NO_TOKEN, ServerProcess, oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
 from deadlines import wait_until
 from oncelog.cli.tail import PAGE_EVENTS, _format_line
-from oncelog.errors import AUTHENTICATION_FAILED
 
 
 @pytest.fixture(scope="module")
@@ -193,8 +192,16 @@ def test_unauthorized_tail_is_refused(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         hint = "the token is invalid, or belongs to a client other than 'c' (--client-id)"
         assert done.stderr == f"oncelog: auth_failed: {hint}\n"
+        done = oncelog(*command, "a", ONCELOG_TOKEN=key)
+        hint = "the token is invalid, or belongs to one client (name it with --client-id); the server's log says why"
+        assert (done.returncode, done.stderr) == (2, f"oncelog: auth_failed: {hint}\n")
         done = oncelog(*command, "a")
-        assert (done.returncode, done.stderr) == (2, f"oncelog: auth_failed: {AUTHENTICATION_FAILED}\n")
+        assert (done.returncode, done.stderr) == (2, f"oncelog: auth_failed: {NO_TOKEN}\n")
+        done = oncelog("stats", "--url", served.url)
+        assert (done.returncode, done.stderr) == (2, f"oncelog: auth_failed: {NO_TOKEN}\n")
+        done = oncelog("audit", "--url", served.url, ONCELOG_TOKEN="wrong")  # noqa: S106
+        hint = "the token is invalid; the server's log says why"
+        assert (done.returncode, done.stderr) == (2, f"oncelog: auth_failed: {hint}\n")
 
 
 def test_tail_of_an_unreachable_server_is_refused(tmp_path: Path) -> None:

@@ -57,8 +57,9 @@ class TestDecorating:
         def work():  # type: ignore[no-untyped-def]
             return 1
 
-        with pytest.raises(TypeError, match="has no return type"):
+        with pytest.raises(TypeError, match="has no return type") as caught:
             once(oncelog.open_blocking(":memory:"), name="work")(work)
+        assert caught.value.__suppress_context__
 
     def test_async_function_with_blocking_log_is_refused_and_vice_versa(self) -> None:
         with pytest.raises(TypeError, match="is async"):

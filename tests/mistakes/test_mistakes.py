@@ -38,7 +38,7 @@ ON_PAGE = {
     "work: key used for different work": "the key '…' of '…' was already used with different arguments …",
     "work: argument that cannot identify the call": "$.till: … list it in ignore=…",
     "client: server that does not run": "… cannot be reached: Connection refused (is the server running at this URL?)",
-    "client: https for a server without tls": "… (the server does not use TLS at this port: use http://)",
+    "client: https for a server without tls": "… cannot be used: the server does not use TLS at this port: use http://",
     "client: url with a wrong path": "… no Oncelog server at …: check the URL",
     "client: wrong token": "… authentication failed: …",
     "client: token without the grant": "… the credential has no write access to some of them; …",

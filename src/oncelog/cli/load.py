@@ -27,7 +27,7 @@ from oncelog.cli.remote import (
     open_client,
     translate_decode_errors,
 )
-from oncelog.cli.server_options import Remote, uses_server
+from oncelog.cli.server_options import Remote, uses_explicit_server
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson
 from oncelog.client.events.codec import Envelope, decode_results, encode_message
 from oncelog.client.runtime.backoff import run_until_first_ends
@@ -41,7 +41,7 @@ GRACE_S: Final = 10.0
 PROBLEMS_SHOWN_MAX: Final = 10
 
 
-@uses_server
+@uses_explicit_server
 def load(  # noqa: PLR0913 - one argument per option
     *,
     remote: Remote,
@@ -59,7 +59,8 @@ def load(  # noqa: PLR0913 - one argument per option
 ) -> None:
     """Run a load test against a server and print the results.
 
-    It writes real events into the partitions load/0, load/1, ….
+    It writes real events into the partitions load/0, load/1, …. They remain in the log, so only --url or --profile
+    selects a server other than the one at http://127.0.0.1:7171.
 
     Some events are sent twice and must get the same committed_id both times. The exit status is 1 if an event gets two
     different ids, if two events get the same id, or if an event is rejected or never answered.

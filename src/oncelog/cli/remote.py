@@ -32,7 +32,7 @@ from oncelog.client.runtime.http import (
 )
 from oncelog.client.runtime.values import LIMIT_MAX, MIB, BaseLimits, ConnectionLimits
 from oncelog.core.canonical import is_unicode
-from oncelog.error_codes import AUTH_FAILED, HISTORY_CHANGED
+from oncelog.error_codes import HISTORY_CHANGED
 from oncelog.error_translation import translate_raised
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
 
@@ -154,13 +154,7 @@ class EventsConnection:
         """Send the token and wait until the server admits the client. Raises LostError or ServerRefusedError."""
         remote = self._remote
         await self.socket.send(codec.encode_connect(remote.token, client_id, _CONNECT_ID))
-        try:
-            message = await self.receive(_CONNECT_ID)
-        except ServerRefusedError as error:
-            if error.code != AUTH_FAILED or remote.token is None:
-                raise
-            hint = f"the token is invalid, or belongs to a client other than {client_id!r} (--client-id)"
-            raise ServerRefusedError(AUTH_FAILED, hint) from error
+        message = await self.receive(_CONNECT_ID)
         with translate_decode_errors(remote):
             self.hello = codec.decode_connected(message.payload)
 
@@ -334,7 +328,8 @@ class Retrier:
             except LostError as error:
                 if deadline_s is None and not self._was_connected:
                     raise
-                if _has_cause(error, "ClientSSLError", "InvalidURL"):  # every attempt would fail in the same way
+                # Every attempt would fail in the same way.
+                if _has_cause(error, "ClientSSLError", "InvalidURL", "ClientResponseError"):
                     raise OncelogError(str(error)) from error
                 problem, was_sent = error, was_sent or not _has_cause(error, "ClientConnectorError")
             except ServerRefusedError as error:

@@ -12,7 +12,8 @@ of a profile is only used with the address of this profile, so that no other ser
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from importlib.util import find_spec
 from inspect import Parameter, signature
@@ -24,10 +25,12 @@ from msgspec import Struct
 from oncelog.cli.files import read_token_file
 from oncelog.cli.profiles import FILE_VARIABLE, TOKEN_FILE_BYTES_MAX, Profile, ProfileFile, load_profiles
 from oncelog.client.runtime.http import normalize_url
-from oncelog.errors import OncelogError
+from oncelog.error_codes import AUTH_FAILED
+from oncelog.errors import OncelogError, ServerRefusedError
 
 DEFAULT_URL: Final = "http://127.0.0.1:7171"
 DEFAULT_SOURCE: Final = "default"
+_OPTION_SOURCES: Final = frozenset({"--url", "--profile"})
 URL_VARIABLE: Final = "ONCELOG_URL"
 TOKEN_VARIABLE: Final = "ONCELOG_TOKEN"  # noqa: S105 - its name
 PROFILE_VARIABLE: Final = "ONCELOG_PROFILE"
@@ -83,6 +86,26 @@ Log = Annotated[
 InsteadOfLog = Annotated[
     str | None,
     typer.Option(metavar="URL", help="Address of a server, instead of LOG. Default: ONCELOG_URL, or a profile."),
+]
+
+
+ExplicitUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help=f"Address of the server. Default: {DEFAULT_URL}. This command requires --url or --profile if "
+        "ONCELOG_URL or a profile selects a server.",
+        show_default=False,
+    ),
+]
+ExplicitProfile = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="The profile with the server's address and token.",
+        autocompletion=_complete_profile,
+    ),
 ]
 
 
@@ -210,19 +233,66 @@ def _load_credential(options: ServerOptions, choice: ServerChoice) -> str | None
 # --- commands ---------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def _explain_failed_authentication(remote: Remote, client_id: str | None, *, may_have_client: bool) -> Iterator[None]:
+    """Name the fault of the token if the server refuses it. The server gives every caller the same text."""
+    try:
+        yield
+    except OncelogError as error:
+        refusal = error if isinstance(error, ServerRefusedError) else error.__cause__
+        if not isinstance(refusal, ServerRefusedError) or refusal.code.lower() != AUTH_FAILED:
+            raise
+        if remote.token is None:
+            reason = f"no token was sent: use --token-file, {TOKEN_VARIABLE} or a profile"
+        elif client_id is not None:
+            reason = f"the token is invalid, or belongs to a client other than {client_id!r} (--client-id)"
+        else:
+            hint = ", or belongs to one client (name it with --client-id)" if may_have_client else ""
+            reason = f"the token is invalid{hint}; the server's log says why"
+        raise OncelogError(str(error).replace(str(refusal), f"{AUTH_FAILED}: {reason}")) from error
+
+
 def uses_server(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the parameter `remote` of a command with the options for a server and its token.
 
     If the command has the option --client-id, its default is the client id of the profile.
     """
+    return _replace_remote(command, build_remote, _SERVER_PARAMETERS)
 
+
+def uses_explicit_server(command: Callable[..., None]) -> Callable[..., None]:
+    """Like `uses_server`, but only an option can select a server other than the one at `DEFAULT_URL`.
+
+    For a command that writes test data: the server in the environment or in the default profile may be in production.
+    """
+    parameters = (_keyword("url", ExplicitUrl), *_SERVER_PARAMETERS[1:3], _keyword("profile", ExplicitProfile))
+    return _replace_remote(command, _build_explicit_remote, parameters)
+
+
+def _build_explicit_remote(options: ServerOptions) -> Remote:
+    choice = choose_server(options)
+    if choice.source not in {*_OPTION_SOURCES, DEFAULT_SOURCE}:
+        described = f"{choice.source} ({choice.profile_name})" if choice.profile_name else choice.source
+        raise OncelogError(
+            f"this command writes test data, so only an option selects its server: {described} selects {choice.url}. "
+            f"Pass --url {choice.url}, or --profile"
+        )
+    return build_remote(options)
+
+
+def _replace_remote(
+    command: Callable[..., None], build: Callable[[ServerOptions], Remote], parameters: Sequence[Parameter]
+) -> Callable[..., None]:
     def run(options: ServerOptions, arguments: dict[str, Any]) -> None:
-        remote = build_remote(options)
+        remote = build(options)
         if arguments.get("client_id", "") is None:
             arguments["client_id"] = remote.client_id
-        command(remote=remote, **arguments)
+        with _explain_failed_authentication(
+            remote, arguments.get("client_id"), may_have_client="client_id" in arguments
+        ):
+            command(remote=remote, **arguments)
 
-    return _replace_parameter(command, "remote", _SERVER_PARAMETERS, run)
+    return _replace_parameter(command, "remote", parameters, run)
 
 
 def reads_log_or_server(command: Callable[..., None]) -> Callable[..., None]:
@@ -246,7 +316,9 @@ def reads_log_or_server(command: Callable[..., None]) -> Callable[..., None]:
                 raise OncelogError(f"LOG is a file, or postgresql://…; for a server, write --url {log}")
             command(source=log, **arguments)
             return
-        command(source=build_remote(options, is_named=True), **arguments)
+        remote = build_remote(options, is_named=True)
+        with _explain_failed_authentication(remote, None, may_have_client=False):
+            command(source=remote, **arguments)
 
     log = Parameter("log", Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=Log)
     return _replace_parameter(command, "source", (log, _keyword("url", InsteadOfLog), *_SERVER_PARAMETERS[1:]), run)

@@ -125,10 +125,10 @@ def _get_error_name(error: type[Exception]) -> str:
 def _get_result_type(function: Callable[..., Any]) -> Any:
     try:
         return resolve_annotation(function, "return")
-    except KeyError as error:
+    except KeyError:
         raise TypeError(
             f"{function.__qualname__} has no return type: annotate it, or set the type with result=…"
-        ) from error
+        ) from None
     except Exception as error:
         raise TypeError(
             f"the return type of {function.__qualname__} cannot be read: {error}; set it with result=…"

@@ -15,7 +15,7 @@ import pytest
 from cli.gateway_reader import newest_sequence, rows_of
 from cli.runner import COMMAND, RUNNER
 from cli.scripted_server import answer, scripted
-from cli.server_process import ONE_ATTEMPT, ServerProcess, oncelog, serving, start_command, wait_for_exit
+from cli.server_process import NO_TOKEN, ONE_ATTEMPT, ServerProcess, oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
 from oncelog.cli import remote, server_options
 from oncelog.cli.deltas.pull import _format_line
@@ -489,7 +489,7 @@ def test_unauthorized_commands_are_refused(tmp_path: Path) -> None:
         assert "line 1: forbidden: deltas[0].clientId: must be the credential's client" in done.stderr
         done = oncelog(*command, "till", given=given)
         assert (done.returncode, done.stdout) == (2, "")
-        assert "auth_failed" in done.stderr
+        assert f"auth_failed: {NO_TOKEN}" in done.stderr
         done = oncelog("deltas", "compact", "shop", "--keep", "0", "--url", served.url, "--token", key)
         needed = "its grants must include write access to deltas/shop/compact"
         reason = f"the credential may not compact this gateway; {needed}"

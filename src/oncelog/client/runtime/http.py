@@ -98,10 +98,11 @@ def translate_errors(url: str) -> Iterator[None]:
     try:
         yield
     except (aiohttp.ClientSSLError, aiohttp.InvalidURL) as error:
-        hint = " (the server does not use TLS at this port: use http://)" if _NO_TLS in str(error) else ""
-        raise LostError(f"{url} cannot be used: {error}{hint}") from error
+        raise LostError(f"{url} cannot be used: {_describe_unusable(error)}") from error
     except aiohttp.WSServerHandshakeError as error:
         raise status_error(error.status, url) from error
+    except aiohttp.ClientResponseError as error:  # its text is the data that the server sent
+        raise LostError(f"{url} did not answer with HTTP; is it the gRPC port?") from error
     except aiohttp.ClientConnectorDNSError as error:
         problem = error.os_error.strerror or "the host is unknown"
         raise LostError(f"{url} cannot be reached: {problem} (check the host name)") from error
@@ -114,6 +115,12 @@ def translate_errors(url: str) -> Iterator[None]:
         raise LostError(f"the connection to {url} was lost: the server closed it before it answered") from error
     except (aiohttp.ClientError, ConnectionError) as error:
         raise LostError(f"the connection to {url} was lost: {_describe_error(error)}") from error
+
+
+def _describe_unusable(error: Exception) -> str:
+    """Return why TLS failed or the URL is invalid, without the connection's description that aiohttp adds."""
+    reason = str(getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error)
+    return "the server does not use TLS at this port: use http://" if _NO_TLS in reason else reason
 
 
 def _describe_error(error: Exception) -> str:

@@ -83,11 +83,12 @@ def check_secret_file(path: str, owner: int, mode: int, description: str, check:
     if problem is None:
         return
     if check is not SecretCheck.WARN or mode & _WRITABLE_BY_OTHERS:
-        raise InsecureFileError(
-            f"{path} contains {description}, and {problem}. "
-            "If a container runtime provides the file with these permissions, "
+        container_hint = (
+            ". If a container runtime provides the file with these permissions, "
             "set check_secret_files to false (ONCELOG_CHECK_SECRET_FILES=false)"
         )
+        hint = container_hint if check is SecretCheck.SERVER else ""
+        raise InsecureFileError(f"{path} contains {description}, and {problem}{hint}")
     warn_once(logger, "%s contains %s, and %s", path, description, problem)
 
 
