@@ -143,7 +143,7 @@ async def test_cancelled_or_timed_out_write_remains_pending(tmp_path: Path) -> N
             await ledger.write(set_entity("a", b"2"), key=UUID(int=1))
         waiting = asyncio.create_task(ledger.write(set_entity("c", b"1")))
         await until(lambda: len(ledger._stream._protocol.entries) == 3)  # type: ignore[union-attr]
-    with pytest.raises(ClosedError, match="sends pending writes"):
+    with pytest.raises(ClosedError, match="sends the pending writes"):
         await waiting
     with pytest.raises(ClosedError):
         await ledger.write(set_entity("d", b"1"))
