@@ -111,14 +111,14 @@ command(
 command(
     "command without a token",
     f"submit --url SECURED --partition orders {EVENT}",
-    "authentication failed",
-    remedy="send a valid token or API key",
+    "no token was sent",
+    remedy="use --token-file, ONCELOG_TOKEN or a profile",
 )
 command(
     "command with a wrong token",
     f"submit --url SECURED --token {SECRET} --partition orders {EVENT}",
-    "authentication failed",
-    remedy="send a valid token or API key",
+    "the token is invalid",
+    remedy="the server's log says why",
 )
 command(
     "missing token file", "tail --url SECURED --partition a --token-file none.txt", "none.txt", remedy="check the path"

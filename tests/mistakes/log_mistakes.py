@@ -38,7 +38,7 @@ async def event_id_that_is_a_number(_: Workplace) -> str:
     return await raised(lambda: event(id=17))
 
 
-@MISTAKES.add("$.partitions", "str", remedy="must be a list")
+@MISTAKES.add("$.partitions", "str", remedy='for example ["orders"]')
 async def one_partition_instead_of_a_list(_: Workplace) -> str:
     return await raised(lambda: event(partitions="orders"))
 

@@ -147,7 +147,8 @@ def _normalize_partitions(partitions: Sequence[str]) -> tuple[str, ...]:
         if type(only) is str and only.isascii() and 1 <= len(only) <= PARTITION_CHARACTERS_MAX:
             return (only,)  # the common case: already in normal form
     if isinstance(partitions, str) or not isinstance(partitions, Sequence):
-        raise CanonicalError("$.partitions", f"must be a list (array) of strings, not {type(partitions).__name__}")
+        kind = type(partitions).__name__
+        raise CanonicalError("$.partitions", f'must be a list (array) of strings, not {kind}; for example ["orders"]')
     normal = normal_partitions(partitions)
     if not 1 <= len(normal) <= PARTITIONS_MAX:
         raise CanonicalError("$.partitions", f"must have 1 to {PARTITIONS_MAX} different entries, not {len(normal)}")
