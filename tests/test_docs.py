@@ -82,7 +82,7 @@ def test_every_limit_is_documented_with_its_default() -> None:
 
 def test_retry_time_of_followers_is_documented() -> None:
     page = (ROOT / "docs/guides/library.md").read_text(encoding="utf-8")
-    assert f"After {FAILED_POLLS_MAX} failed polls, five seconds," in " ".join(page.split())
+    assert f"After {FAILED_POLLS_MAX} failed polls in a row (five seconds by default)," in " ".join(page.split())
     assert FAILED_POLLS_MAX * oncelog.Limits().poll_ms == 5000
 
 
