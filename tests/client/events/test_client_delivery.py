@@ -123,7 +123,7 @@ def test_handler_names_are_unique() -> None:
     client.on_event(print)
     with pytest.raises(ValueError, match="another handler has the name 'print'"):
         client.on_event(print)
-    with pytest.raises(ValueError, match="'apply' is the name"):
+    with pytest.raises(ValueError, match="'apply' is reserved"):
         client.on_event(print, name="apply")
 
 
