@@ -1,4 +1,4 @@
-"""The engine writes audit records of its own acts as soon as a commit is possible (CO-43)."""
+"""The engine writes audit records of the acts that it performs as soon as a commit is possible (CO-43)."""
 
 import errno
 from collections.abc import Sequence

@@ -18,7 +18,7 @@ EVENT = '\'{"type":"order.placed","order":17}\''
 command("misspelt command", "serv --development", "'serv'", remedy="did you mean")
 command("misspelt option", "serve --prot 8080", "--prot", remedy="possible options: --host, --port")
 command("option without a value", "serve --port", "--port", remedy="requires an argument")
-command("port that is no number", "serve --port http", "--port", remedy="should be a valid integer")
+command("port that is not a number", "serve --port http", "--port", remedy="should be a valid integer")
 command("missing argument", "verify", "missing argument 'LOG'", remedy="-h' for help")
 command("argument too many", "stats app.db other.db", "other.db", remedy="-h' for help")
 command("option of another command", "stats app.db --partition a", "--partition", remedy="-h' for help")
@@ -34,13 +34,13 @@ command("directory as log", "stats folder", "folder is not a file", remedy="name
 command("damaged log", "stats damaged.db", "damaged.db is damaged", remedy="restore a backup")
 command("missing head", "verify app.db --head head.json", "head.json", remedy="does not exist")
 command(
-    "document that is no head",
+    "document that is not a head",
     "verify app.db --head notes.txt",
     "notes.txt is not an exported head",
     remedy="oncelog head",
 )
 command("missing proof", "proof --check proof.json", "proof.json", remedy="check the path")
-command("document that is no proof", "proof --check notes.txt", "notes.txt", remedy="oncelog proof")
+command("document that is not a proof", "proof --check notes.txt", "notes.txt", remedy="oncelog proof")
 command(
     "unknown id",
     "show app.db 00000000-0000-4000-8000-000000000000",
@@ -63,7 +63,7 @@ command(
 command("event without a type", "submit --url DEVELOPMENT --partition orders '{\"order\": 1}'", "type", remedy="must")
 command("event without a partition", f"submit --url DEVELOPMENT {EVENT}", "partition", remedy="--partition")
 command(
-    "id that is no uuid", f"submit --url DEVELOPMENT --partition a --id 17 {EVENT}", "$.id", remedy="must be a UUID"
+    "id that is not a uuid", f"submit --url DEVELOPMENT --partition a --id 17 {EVENT}", "$.id", remedy="must be a UUID"
 )
 command(
     "empty input",
@@ -80,7 +80,7 @@ command(
     given='{"type":"a"}\n{"type":\n',
 )
 command(
-    "cursor that is no number",
+    "cursor that is not a number",
     "tail --url DEVELOPMENT --partition a --since yesterday",
     "--since",
     "'yesterday'",

@@ -151,7 +151,7 @@ command(
     remedy="check the path",
 )
 command(
-    "certificate that is none",
+    "file that is not a certificate",
     "serve --development --port 0 --set tls.certificate=server.pem --set tls.private_key=server.pem",
     "server.pem",
     remedy="PEM",

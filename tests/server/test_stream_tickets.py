@@ -88,7 +88,7 @@ async def test_ticket_opens_no_other_stream_and_no_other_operation(tmp_path: Pat
         ticket = await get_ticket(served, f"{STREAM}?partition=a&partition=b", everything)
         for to in (f"{STREAM}?partition=a", f"{STREAM}?partition=c", f"{STREAM}?partition=a%2Cb", DELTAS, BLOCKS):
             assert await refusal(served, with_ticket(to, ticket)) == (403, "forbidden"), to
-        # Only streams accept tickets, and a ticket is no bearer credential.
+        # Only streams accept tickets, and a ticket is not a bearer credential.
         assert await refusal(served, with_ticket("/v1/events?partition=a&partition=b", ticket)) == (401, "auth_failed")
         assert (await served.page("a", "b", credential=ticket)).status == 401
         assert (await served.request("POST", f"{STREAM}?partition=a", credential=ticket)).status == 401

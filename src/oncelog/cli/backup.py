@@ -179,7 +179,7 @@ def _copy_log(file: str, destination: str, *, force: bool, file_mode: str, as_js
 def _replicate(
     file: str, target: BackupTarget, keep_ms: int, status_every_ms: int | None, as_json: bool, *, take_over: bool
 ) -> None:
-    """Replicate a log until the user interrupts the command, or only once if there is no status interval."""
+    """Replicate a log until the user interrupts the command, or only once without a status interval."""
     with ProgressMeter() as meter:
         replication = replicate(file, target, keep_ms, meter, take_over=take_over)
         with replication as running:
