@@ -2,8 +2,8 @@
 
 - `open` and `open_blocking` open a log: an SQLite file or a PostgreSQL database. `Log.append` adds an event,
   `Log.submit` any other write, `Log.read` and `Log.follow` return the records.
-- `once` makes a function run once per key, `Runs` the tools of an agent, `IdempotencyMiddleware` the requests of an
-  ASGI application.
+- `once` makes a function run once per key. `Runs` does the same for the tools of an agent, and `IdempotencyMiddleware`
+  for the requests of an ASGI application.
 - `oncelog.client` has the clients of a server.
 
 This module exports the public names. To read the code, start with docs/architecture.md, then `oncelog.core.plan`.

@@ -25,7 +25,7 @@ class AsyncContext:
             )
 
         def __exit__(self, *_):
-            """Never called, because `__enter__` raises. The `with` statement requires both."""
+            """Never called, because `__enter__` raises. The `with` statement requires both methods."""
 
 
 class BlockingContext:
@@ -46,4 +46,4 @@ class BlockingContext:
             )
 
         async def __aexit__(self, *_):
-            """Never called, because `__aenter__` raises. The `async with` statement requires both."""
+            """Never called, because `__aenter__` raises. The `async with` statement requires both methods."""

@@ -78,7 +78,7 @@ class RecordHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     client: str
     partitions: tuple[str, ...]
 
-    # The limits match a log's (`core.validation`). They also keep untrusted documents from filling the caches of
+    # A log has the same limits (`core.validation`). They also keep untrusted documents from filling the caches of
     # `core.proof`, which hold names from headers.
 
     def __post_init__(self) -> None:

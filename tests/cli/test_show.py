@@ -103,7 +103,7 @@ def test_show_reports_forgotten_keys(log: Path | str) -> None:
     forgotten = [one for one in states.values() if one["record"]["key"] == key(7000, 4).hex()]
     assert len(forgotten) == 11
     assert {one["state"] for one in forgotten} == {"forgotten"}
-    assert "a later write has committed under the same key" in forgotten[0]["reason"]
+    assert "a later write was committed under the same key" in forgotten[0]["reason"]
 
 
 @pytest.mark.rule("LG-15", "LG-16")
@@ -136,7 +136,7 @@ def test_show_reports_where_a_ledger_key_was_evicted(place: Path | str) -> None:
     again = show_json(place, f"{lane}:{one['record']['position']}")[0]
     newest = show_json(place, identity)[0]["record"]["position"]
     assert (again["state"], again["evicted"]) == ("forgotten", one["evicted"])
-    assert again["reason"].endswith(f"a later write has committed under the same key, at position {newest}")
+    assert again["reason"].endswith(f"a later write was committed under the same key, at position {newest}")
 
 
 @pytest.mark.rule("LG-15", "CO-12")

@@ -85,7 +85,7 @@ class LaneDraft(Struct, gc=False):
     head: LaneHead
     """Head before the batch."""
     log_time_ms: int
-    """Log time of the batch in this lane, never below the head's."""
+    """Log time of the batch in this lane, never before the log time of the head."""
     height: int
     position: int
     eviction_time_ms: int
@@ -134,7 +134,7 @@ class Admission(Struct):
     """
 
     _full_at_us: dict[object, int] = field(default_factory=dict)
-    """Time at which each bucket would be full again without the request."""
+    """Time at which each bucket is full again, not counting the tokens that the request takes."""
     _longest_wait_us: int = 0
     refusal: Refused | None = None
     """Refusal with the longest wait, or None while the request is admitted."""
@@ -142,8 +142,9 @@ class Admission(Struct):
     def compute_wait_us(self, bucket: object, full_at_us: int, wait_us: int, now_us: int) -> int:
         """Return how long the request must wait for a token that one of its items takes from a bucket.
 
-        Without this token, the bucket would be full at `full_at_us`. If the request were not admitted
-        as a whole, the item would wait `wait_us`.
+        The request waits for the token, but at most until the bucket is full again, not counting the tokens that the
+        request takes. `full_at_us` is the time at which the bucket is full again, not counting this token. The token
+        is available after `wait_us`.
         """
         return min(self._full_at_us.setdefault(bucket, full_at_us) - now_us, wait_us)
 

@@ -1,8 +1,9 @@
 """Last-writer-wins merge of rows, column by column.
 
 Every write of a column has a stamp: clock, client and delta id, compared in this order. A column keeps the value with
-its highest stamp. A row keeps the highest stamp of its writes and that of its deletes, and drops columns whose stamps
-are lower than the delete's. Because all of these are maxima, the result does not depend on the order of arrival.
+its highest stamp. A row keeps the highest stamp of its writes and the highest stamp of its deletes, and drops columns
+whose stamps are lower than the stamp of the newest delete. Because all of these stamps are maxima, the result does not
+depend on the order of arrival.
 
 Merged rows are stored in MessagePack. A column is stored with its stamp only if that differs from the stamp of the
 newest write.

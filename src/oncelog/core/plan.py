@@ -92,7 +92,9 @@ def plan(
     validate: Validate | None = None,
     faults: Mapping[int, Refused] | None = None,
 ) -> Plan:
-    """Decide a batch. `snapshot` must include all keys of its `build_read_set`. `now_ms` is the proposed log time.
+    """Decide a batch. `now_ms` is the proposed log time.
+
+    `snapshot` must include all keys in the read set of the batch (`build_read_set`).
 
     `faults` are the refusals that `build_read_set` found. If given, `plan` does not validate the items again.
     """
@@ -267,14 +269,15 @@ def _next_sequence(scope: str, last: int, state: BatchState) -> int:
 
 def _check_expectation(submission: Submission, position: int, last_sequence: int) -> Refused | None:
     if submission.expected_position is not None and submission.expected_position != position:
-        return _refuse_expectation("expected_position", submission.expected_position, position)
+        return _refuse_expectation("position", submission.expected_position, position)
     if submission.expected_sequence is not None and submission.expected_sequence != last_sequence:
-        return _refuse_expectation("expected_sequence", submission.expected_sequence, last_sequence)
+        return _refuse_expectation("sequence", submission.expected_sequence, last_sequence)
     return None
 
 
-def _refuse_expectation(field: str, expected: int, current: int) -> Refused:
-    return Refused(Reason.UNEXPECTED_POSITION, f"the newest must be {expected}, but it is {current}", field, current)
+def _refuse_expectation(kind: str, expected: int, current: int) -> Refused:
+    message = f"the newest {kind} is {current}, not {expected}"
+    return Refused(Reason.UNEXPECTED_POSITION, message, f"expected_{kind}", current)
 
 
 def _check_content(submission: Submission, lane: LaneDraft, validate: Validate | None) -> Refused | None:

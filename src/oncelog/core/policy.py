@@ -197,7 +197,7 @@ class Policy(Struct, frozen=True, kw_only=True):
             ),
             (
                 not (self.leased and self.members_only),
-                "a lease cannot be combined with members_only: it is claimed before there is a member to check",
+                "a lease cannot be combined with members_only: a claim has no author whose membership could be checked",
             ),
             (not (self.entities and self.rows), "a write has entities or a row, not both"),
             (

@@ -46,7 +46,7 @@ class Block(Struct, frozen=True):
 
     @property
     def hash(self) -> bytes:
-        """Hash of all fields. `previous` makes it cover all previous blocks."""
+        """Hash of all fields. They include the hash of the previous block, so this hash covers all previous blocks."""
         return sha256(
             b"\x02"
             + _BLOCK_NUMBERS.pack(

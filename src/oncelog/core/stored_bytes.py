@@ -40,7 +40,7 @@ def submission_bytes(submission: Submission) -> int:
 
 
 def act_bytes(scope: str, actor: str, key: bytes, body: bytes) -> int:
-    """Return the size of an act's audit record."""
+    """Return the size of the audit record of an administrative act."""
     return record_bytes(utf8_bytes(scope) + utf8_bytes(actor) + len(key), (), len(body))
 
 

@@ -345,9 +345,9 @@ class Replayed(Struct, Generic[ReceiptT_co], frozen=True, gc=False):
     receipt: ReceiptT_co
     """None if the write was committed, but the log has forgotten its place."""
     mismatch: bool = False
-    """The retry has different content; the log keeps the first write."""
+    """Whether the retry has different content. The log keeps the first write."""
     erased: bool = False
-    """The content has been erased."""
+    """Whether the content has been erased."""
 
     def unwrap(self) -> ReceiptT_co:
         """Return the receipt of the first attempt."""

@@ -67,7 +67,7 @@ class ActQueue:
             self._ensure_running()
 
     def start(self) -> None:
-        """Start committing, because the log is open. Acts that were queued earlier wait for this call."""
+        """Start committing the queued acts. The log calls this method once it is open."""
         self._is_started = True
         self._ensure_running()
 

@@ -120,7 +120,9 @@ class BlockingStateReader(BlockingObject):
     def client(self, scope: str, client: str, policy: Policy | None = None) -> ClientEntry | None:
         """Like `StateReader.client`.
 
-        Return a client's entry in a scope, or None if it is unknown or evicted. Default policy: the ledger's.
+        Return a client's entry in a scope, or None if it is unknown or evicted.
+
+        Without `policy`, the entry is that of the ledger policy.
         """
         return self._portal.call(self._state_reader.client, scope, client, policy)
 
@@ -507,7 +509,7 @@ class BlockingLog(BlockingLogBase):
     def previous_epochs(self) -> tuple[str, ...]:
         """Like `Log.previous_epochs`.
 
-        Return the epochs that restores have ended. The log's current history continues each of them.
+        Return the epochs that ended with the restore of a backup. The log continues the history of each of them.
         """
         return self._portal.call(self._log.previous_epochs)
 

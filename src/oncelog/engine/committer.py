@@ -586,8 +586,8 @@ class Committer:
     ) -> None:
         """Send the verdicts of a batch to its sinks and release its space in the queue.
 
-        `refusal` replaces the verdict NOT_KNOWN; for single items, `clock_error` does. Without either, a known-only
-        entry arrived while the queue was full and is refused as busy.
+        `refusal` replaces the verdict NOT_KNOWN. The sinks of a single item get `clock_error` instead, if given.
+        Without either, a known-only entry arrived while the queue was full and is refused as busy.
         """
         remaining = iter(verdicts)
         for entry in batch:
@@ -662,7 +662,7 @@ def _check_item(item: object) -> None:
 
 
 def _advise(item: object) -> str:
-    """Return what a program should do that submits something else than an item."""
+    """Return advice for a program that submits something other than an item."""
     if inspect.isawaitable(item):
         return "await it first"
     if isinstance(item, list | tuple):

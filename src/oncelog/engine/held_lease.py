@@ -66,9 +66,9 @@ class HeldLease:
         self._outcome: asyncio.Future[WorkResult | None] | None = None
 
     async def wait_outcome(self) -> WorkResult | None:
-        """Wait for the holder's result. Return None if the lease ended without one, so that a waiting caller can try.
+        """Wait for the holder's result. Return None if the lease ended without one. The caller can then claim the key.
 
-        Raises the work's error if it failed.
+        Raises the error of the work if the work failed.
         """
         if self._outcome is None:
             self._outcome = asyncio.get_running_loop().create_future()

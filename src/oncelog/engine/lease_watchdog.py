@@ -36,7 +36,7 @@ the event loop is not blocked."""
 
 
 class LeaseGroup:
-    """The leases of one duration that this process holds. Any thread may use the group.
+    """The leases with the same duration that this process holds. Any thread may use the group.
 
     A lease is due from its second round onward, when a quarter to a half of its duration has passed.
     """

@@ -41,7 +41,7 @@ class LogReader:
         return self._store.epoch
 
     async def previous_epochs(self) -> tuple[str, ...]:
-        """Return the epochs that restores have ended. The log's current history continues each of them."""
+        """Return the epochs that ended with the restore of a backup. The log continues the history of each of them."""
         return await self._store.previous_epochs()
 
     @property

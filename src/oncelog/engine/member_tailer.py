@@ -1,4 +1,4 @@
-"""Delivers the membership changes of a lane in order of revision, as the tailer delivers records in order of position.
+"""Delivers the membership changes of a lane, ordered by revision.
 
 Changes by this process are delivered immediately. A poll detects changes by other processes by comparing the lane's
 revision, and the member tailer then reads them from the store.

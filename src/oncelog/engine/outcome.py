@@ -60,7 +60,7 @@ def describe_stored(record: Record, found: Outcome | None) -> Outcome:
         return Outcome(Status.COMMITTED, why, record, record.receipt)
     if found.record is not None and found.record.receipt == record.receipt:
         return found
-    why = "committed, but forgotten: a later write has committed under the same key"
+    why = "committed, but forgotten: a later write was committed under the same key"
     if found.record is not None:
         why += f", at position {found.record.position}"
     return Outcome(Status.FORGOTTEN, why, record, record.receipt)

@@ -23,7 +23,7 @@ class PolicyRegistry:
 
         Raises:
             PolicyError: the log has a different policy with one of the names.
-            SettingsError: the requested ledger policy's time to live differs from the log's.
+            SettingsError: the time to live of the log's ledger policy differs from the requested one.
         """
         requested = self._requested_ledger
         known = await self._store.declare([policy for policy in self._initial if policy is not requested])

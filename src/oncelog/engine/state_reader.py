@@ -55,7 +55,10 @@ class StateReader:
         return (await self._get_open_store().side_state(read_set)).snapshot
 
     async def client(self, scope: str, client: str, policy: Policy | None = None) -> ClientEntry | None:
-        """Return a client's entry in a scope, or None if it is unknown or evicted. Default policy: the ledger's."""
+        """Return a client's entry in a scope, or None if it is unknown or evicted.
+
+        Without `policy`, the entry is that of the ledger policy.
+        """
         store = self._get_open_store()
         policy = policy or self._get_ledger_policy()
         lane, identity = self.lane(scope), (policy.name, scope, client)

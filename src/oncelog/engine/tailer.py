@@ -1,4 +1,4 @@
-"""Delivers records in the order of their positions, independently of verdicts.
+"""Delivers records in the order of their positions, whether or not their writers have received the verdicts.
 
 One tailer per lane reads the store from the last delivered position. It is woken by the committer, or by a poll that
 detects commits by other processes. The tailer delivers each record to all subscriptions that include it. A commit whose

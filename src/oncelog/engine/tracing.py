@@ -5,7 +5,7 @@ the span in which a caller submits a write. The span of a group commit is a chil
 link to each of them, because a batch has writes of several traces. Records keep both contexts (`RecordTrace`), so that
 the spans of their delivery, in any process, continue the trace of the request and link to the commit.
 
-A span exists only for sampled requests. A write whose trace is not sampled costs one look-up of the current span.
+A span exists only for sampled requests. A write whose trace is not sampled costs one lookup of the current span.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 INSTALL: Final = "pip install 'oncelog[opentelemetry]'"
 LINKS_MAX: Final = 128
-"""Links of a span. The SDK keeps as many by default."""
+"""Maximum number of links in a span. The SDK has the same default limit."""
 
 
 class Tracer:
@@ -112,7 +112,10 @@ class CommitSpan:
         self._span.end()
 
     def describe(self, result: BatchResult) -> None:
-        """Describe a batch that is durable. The requests that are not the parent of the span get a link to it."""
+        """Add the attributes of a durable batch to the span.
+
+        The spans of the submitters get a link to this span, except for the first one, which is its parent.
+        """
         records = result.changes.records
         self._span.set_attribute("oncelog.records", len(records))
         self._span.set_attribute("oncelog.sync_ms", round(1000 * result.sync_s, 3))

@@ -1,8 +1,8 @@
-"""Decides whether the log accepts new writes: not while the disk is nearly full or an operator has forbidden them.
+"""Refuses new writes while the disk is nearly full, or while an operator has made the log read-only.
 
 A read-only log still serves reads and answers retries. It also accepts writes that complete work or free space:
 completions of leased work, cursors, erasures, and members that leave or are removed. The disk limits leave space for
-these.
+these writes.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ class DiskLimits(Struct, frozen=True, kw_only=True):
     """Limits at which a log refuses new writes because its disk is nearly full. 0 disables a limit."""
 
     free_bytes_min: int = 0
-    """Minimum free bytes of a log file's file system, minus the size of its -wal. Below this the log refuses new
-    writes."""
+    """Minimum free bytes in the file system of the log file, after subtracting the size of the -wal file. The log
+    refuses new writes while fewer bytes are free."""
     free_again_bytes_min: int = 0
     """The log accepts new writes again once this many bytes are free. At least `free_bytes_min`; 0 means a tenth more
     than `free_bytes_min`."""

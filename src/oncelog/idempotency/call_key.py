@@ -29,7 +29,7 @@ NAME_MAX: Final = 256
 """Maximum length of a function's name, which is part of its stream's name."""
 _EXACT_MAX: Final = 2**53 - 1
 _MAIN: Final = ("__main__", "__mp_main__")
-"""Names of a script's main module. Multiprocessing workers use the second one."""
+"""Names of a script's main module. Multiprocessing workers use the second name."""
 _NON_NAME_CHARACTERS: Final = re.compile(r"[^a-z0-9_.-]+")
 
 

@@ -399,7 +399,7 @@ def _restore_argument(name: str, value: Any, form: Any, tool: Tool) -> Any:
 
 
 def get_output_type(tool: Tool) -> Any:
-    """Return the annotated type of the tool's result, Any without an annotation, or a text if it is invalid."""
+    """Return the annotated type of the tool's result, Any without an annotation, or a description of an invalid one."""
     try:
         return resolve_annotation(tool, "return")
     except KeyError:

@@ -92,8 +92,8 @@ def restore(  # noqa: PLR0913 - the options of the command
 
     The backup is verified first. With `force`, an existing log, damaged or not, is kept under a different name; it must
     not be open. A database of another application is never replaced: the call raises NotALogError. The new log gets
-    `file_mode`. The restore records identify the `operator`. `name` is the backup in messages. `lost` describes the
-    known part of the history after the backup.
+    `file_mode`. The restore records identify the `operator`. `name` is what messages call the backup. `lost` describes
+    the known part of the history after the backup.
     """
     target, name = Path(destination), name or source
     check_destination_free(target, source, force=force)
@@ -233,7 +233,7 @@ def _start_new_history(partial: Path, above: int | None, replaced: ReplacedLog, 
 
 
 def _publish_copy(partial: Path, target: Path) -> None:
-    """Give a copy its final name. The copy is synced first, so a reader of that name always finds all of it."""
+    """Sync a copy, then move it to its final path. A process that opens this path always sees a complete file."""
     if _list_side_files(partial):
         raise StoreUnavailableError(f"{partial} could not be closed")
     sync_path(partial)

@@ -74,7 +74,7 @@ class LogFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
 def read_figures(log: str, *, is_open_here: bool = False) -> LogFigures:
     """Read the figures of a log, without counting its records. Raises the errors of `Inspector`.
 
-    `is_open_here` tells that this process has the log open.
+    Set `is_open_here` if this process has the log open.
     """
     with create_inspector(log, is_open_here=is_open_here).open_view() as view:
         return _collect_figures(view)

@@ -178,7 +178,7 @@ class Query(Struct, frozen=True, kw_only=True):
     """Whether records have their stored trace contexts, if the log has tracing."""
 
     def clamp(self, newest: int, epoch: str) -> tuple["Query", int]:
-        """Return the query with its numbers limited to the valid range, and its bound, at most the newest number.
+        """Return the query with its numbers clamped to the valid range, and the last number that its pages may contain.
 
         Raises HistoryChangedError if the cursor is beyond the newest number.
         """
@@ -274,8 +274,8 @@ class SideState(Struct, frozen=True):
     snapshot: Snapshot
     """Includes the heads of the requested lanes."""
     time_ms: int
-    """Time at which a write would be decided now, unless the time of its lane is later. It is 0 from a clock jump
-    until its confirmation, so that time does not advance for readers either."""
+    """Time at which a write would be decided now, unless the time of its lane is later. It is 0 after a clock
+    jump until an operator confirms the clock, so that time does not advance for readers either."""
 
     def get_time_ms(self, lane: int) -> int:
         """Return the time at which a write to the lane would be decided."""
@@ -330,7 +330,7 @@ class RelationshipQuery(Struct, frozen=True, kw_only=True):
     relation: str = ""
     subject: str = ""
     after: tuple[str, str, str] = ("", "", "")
-    """Cursor: resource, relation and subject. A query for one subject uses that subject."""
+    """Cursor: resource, relation and subject. A query with a `subject` ignores the subject of the cursor."""
     limit: int = 500
 
     @property
@@ -498,7 +498,10 @@ class Store(Protocol):
         """
 
     async def sequence_after(self, stream: str, after: int, count: int) -> int:
-        """Return the sequence `count` records after `after`, or the last one. Returns `after` if no record follows."""
+        """Return the sequence `count` records after `after`, or the newest sequence if fewer records follow.
+
+        Returns `after` if no record follows.
+        """
 
     async def heads(self) -> Mapping[int, LaneHead]:
         """Return the heads of the lanes that have records."""
@@ -529,9 +532,9 @@ class Store(Protocol):
         empty."""
 
     async def member_changes(self, lane: int, after: MemberCursor, limit: int) -> list[MemberChange]:
-        """Return the member changes after a cursor, in the order of the lane.
+        """Return the member changes of a lane after a cursor, in cursor order.
 
-        Each member has one change of each kind.
+        For each member, the log keeps only the newest change of each kind.
         """
 
     async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
@@ -579,7 +582,7 @@ class Store(Protocol):
         """Accept the current wall clock after a jump."""
 
     async def renew_epoch(self, above: int | None = None, operator: Operator = Operator()) -> EpochRenewal:
-        """Start a new history after a restore: a new epoch, and numbers that continue above the lost history's.
+        """Start a new history after a restore: a new epoch, and numbers that continue above the old ones.
 
         Without `above` the store computes it from the time since the newest commit (`core.rules.leaps`). No other
         process may be using the log, because it would continue with the old epoch. The restore records identify the

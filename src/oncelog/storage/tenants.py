@@ -21,8 +21,8 @@ from oncelog.core.values import Record
 COUNT_PAGE_ROWS: Final = 5000
 """Records per page while the usage of a new tenant is counted."""
 COUNT_ATTEMPTS_MAX: Final = 3
-"""Maximum attempts to count usage while commits continue. If erasures interrupt them all, the last one blocks
-writes."""
+"""Maximum number of attempts to count usage while commits continue. An erasure invalidates an attempt. The last attempt
+then counts all records again while it blocks writes."""
 
 USAGE_VERSION: Final = 2
 """Version of the counting rules (`core.stored_bytes`). Version 1 counted only bodies. Usage that was counted by

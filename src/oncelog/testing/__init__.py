@@ -1,1 +1,1 @@
-"""Test tools for Oncelog's own tests and its users' tests."""
+"""Tools for the tests of Oncelog and of the applications that use it."""

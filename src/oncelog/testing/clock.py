@@ -32,7 +32,7 @@ class ManualClock:
     def advance(self, ms: int) -> None:
         """Advance both clocks."""
         if ms < 0:
-            raise ValueError(f"time does not go back, so it cannot advance by {ms} ms; a wall clock can jump")
+            raise ValueError(f"ms must be at least 0, not {ms}; use `jump` to set the wall clock back")
         self._wall_ms += ms
         self._elapsed_ms += ms
 

@@ -19,7 +19,7 @@ class Fault(Enum):
     """How an operation can fail, apart from a power loss."""
 
     IO_ERROR = "disk I/O error"
-    """Counted by `Disk.operations`: every open, read, write, truncate, sync, delete and file size."""
+    """Counted by `Disk.operations`: every open, read, write, truncate, sync, delete and query of a file's size."""
 
     FULL = "database or disk is full"
     """Counted by `Disk.allocations`: every write, every sync, and every truncate that extends a file. This includes
@@ -139,7 +139,7 @@ class Directory:
         return self.files[name]
 
     def has_content(self, name: str) -> bool:
-        """Return whether the file exists and is not empty, as SQLite checks it on Linux."""
+        """Return whether the file exists and is not empty. On Linux, SQLite treats an empty file as missing."""
         return name in self.files and bool(self.files[name].content)
 
     def sync(self, file: File) -> None:

@@ -270,7 +270,7 @@ async def test_failed_expectation_reports_the_newest_id_and_a_retry_gets_its_ori
         assert stale["errors"] == [
             {
                 "field": "expected_committed_id",
-                "message": "the newest must be 0, but it is 1",
+                "message": "the newest position is 1, not 0",
                 "current_committed_id": 1,
             }
         ]

@@ -3,11 +3,11 @@
 An item with equal content gets the original receipt. Different content under the same key is refused or answered as a
 mismatch, depending on the policy.
 
-An event id is unique in a scope: its tenant's (`Tenant.own_ids`) or the whole log's
-(`Tenants.list_event_scopes`). The scope changes when a tenant gets separate ids, and a server may still use the
-previous scope. An event is therefore looked up in every scope in which it may have been committed, and is known if the
-content is equal. A new event is committed only in its current scope. All other scopes, such as those of projects,
-belong to the application: events in such a scope are looked up only there.
+An event id is unique in a scope: the event's tenant (`Tenant.own_ids`) or the whole log. The scope changes when a
+tenant gets separate ids, and a server may still use the previous scope. An event is therefore looked up in every scope
+in which it may have been committed (`Tenants.list_event_scopes`), and is known if the content is equal. A new event is
+committed only in its current scope. All other scopes, such as those of projects, belong to the application: events in
+such a scope are looked up only there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -19,7 +19,7 @@ class Effects(Struct, gc=False):
     relationships: dict[RelationshipIdentity, int | None] = field(default_factory=dict)
     rows: dict[RowIdentity, Row] = field(default_factory=dict)
     body: bytes | None = None
-    """Body of the record if it differs from the submission's, because the delta lost to a tombstone horizon."""
+    """Body of the record if the delta lost to a tombstone horizon. None means the body of the submission."""
 
     def compute_growth(self, state: BatchState) -> int:
         """Return how many bytes the effects add to the stream's side state. Negative if they free bytes.

@@ -212,7 +212,7 @@ def check_quota(item: Submission | Claim, state: BatchState, growth: int = 0) ->
 
 
 def restate_refusal(verdict: Verdict, state: BatchState) -> Verdict:
-    """Return the refusal of an undone request, with the usage that excludes the request's items."""
+    """Return the refusal of an undone request. A quota refusal gets the usage without the items of the request."""
     if not isinstance(verdict, Refused) or verdict.reason is not Reason.QUOTA_EXCEEDED:
         return verdict
     usage = state.usage.get(verdict.tenant) or _NO_USAGE

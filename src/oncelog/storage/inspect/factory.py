@@ -8,7 +8,7 @@ from oncelog.storage.inspect.sqlite import FileInspector
 def create_inspector(log: str, *, is_open_here: bool = False) -> Inspector:
     """Return the inspector for a file path or a database address.
 
-    `is_open_here` tells that this process has the log open.
+    Set `is_open_here` if this process has the log open.
 
     Raises SettingsError if the address cannot be parsed or has an unsupported scheme, or if the database driver is not
     installed.

@@ -98,7 +98,7 @@ class Inspector(Protocol):
         """Accept the clock's current time."""
 
     def renew_epoch(self, above: int | None = None, operator: Operator = Operator()) -> EpochRenewal:
-        """Start a new history with a new epoch. Its numbers continue above the lost history's (CO-12).
+        """Start a new history with a new epoch. Its numbers continue above those of the lost history (CO-12).
 
         Raises SettingsError if `above` is below a number that the log has assigned.
         """

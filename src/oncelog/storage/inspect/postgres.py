@@ -193,8 +193,8 @@ def open_session(address: str) -> Iterator[DatabaseView]:
 def open_status_view(address: str, timeout_ms: int) -> Iterator[DatabaseView]:
     """Open a view without metadata, for a database that may be in any state.
 
-    Each host has `timeout_ms` to answer, and so has the block. The session does not wait for standbys: a commit that it
-    reads may still be lost.
+    `timeout_ms` limits the wait for the answer of each host, and the duration of the block. The session does not wait
+    for standbys, so a commit that it reads may still be lost.
     """
     with _open_session(address, connect, Timeouts(connect_ms=timeout_ms)) as view:
         view.terminate_after(timeout_ms)

@@ -126,7 +126,7 @@ class FileInspector:
     """See `Inspector` for the contract of each method."""
 
     def __init__(self, path: str, *, is_open_here: bool = False) -> None:
-        """`is_open_here` tells that this process has the log open (see `ExistingFileDriver`)."""
+        """Set `is_open_here` if this process has the log open (see `ExistingFileDriver`)."""
         self._path = path
         self._is_open_here = is_open_here
 

@@ -90,10 +90,10 @@ def _check_version(program: str) -> None:
 
 
 def build_environment() -> dict[str, str]:
-    """Return the environment for Litestream: this process's, without variables that change Litestream's configuration.
+    """Return this process's environment without the variables that change Litestream's configuration.
 
-    Credentials are passed on only in the environment: not on the command line, which other users can read, and not in a
-    file.
+    Litestream gets its credentials only through the environment: not on the command line, which other users can read,
+    and not in a file.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_LITESTREAM_VARIABLES)}
     # Litestream cannot start if AWS_CA_BUNDLE is set. Go reads the path of this file from a different variable.
@@ -143,7 +143,7 @@ def check_reachable(target: BackupTarget) -> None:
 
 
 def run(target: BackupTarget, *arguments: str | Path, timeout_s: float | None = None) -> bytes:
-    """Run a Litestream command and return its output. Raises BackupError, also after the timeout."""
+    """Run a Litestream command and return its output. Raises BackupError if it fails or exceeds the timeout."""
     check_reachable(target)
     with start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:

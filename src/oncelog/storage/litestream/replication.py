@@ -101,7 +101,7 @@ class Replication:
         marker: Path,
         epoch: str,
     ) -> None:
-        """`marker` gets the epoch as soon as the target contains it."""
+        """Write the epoch to the file `marker` as soon as the target contains it."""
         self._path = path
         self._target = target
         self._process = process
@@ -235,8 +235,8 @@ def replicate(
                 replication.wait_for_start()
                 yield replication
             finally:
-                # If a signal let Litestream copy the remaining changes, Litestream would first end its read transaction
-                # and could miss commits. The target is consistent after every uploaded change.
+                # Kill Litestream: after other signals, it ends its read transaction before it copies the remaining
+                # changes, and can miss commits. The target is consistent after every uploaded change.
                 process.kill()
                 process.wait()
                 socket_path.unlink(missing_ok=True)

@@ -101,7 +101,7 @@ async def check_database(connection: Any, name: str) -> None:
 async def migrate_schema(connection: Any, version: int) -> None:
     """Migrate the schema from a version to the newest one.
 
-    The caller has begun a transaction, so that either all of them take effect or none.
+    The caller has begun a transaction, so either all migrations take effect or none.
     """
     for number, script in MIGRATIONS:
         if number > version:

@@ -160,13 +160,13 @@ async def load_table(connection: Any, table: SideStateTable, keys: Iterable[Any]
 
 
 async def load_slice(connection: Any, request: TableSlice) -> tuple[list[Any], Any]:
-    """Return the next rows of a lane: short keys in key order, then long keys in the order of their digests."""
+    """Return the next rows of a lane: short keys ordered by key, then long keys ordered by digest."""
     first, next_, long = SLICE[request.table.name]
     after = request.after
     is_long = isinstance(after, bytes)
     statement, place = (long, (after,)) if is_long else (next_, after) if after else (first, ())
     rows = [tuple(row) for row in await connection.fetch(statement, request.lane, request.rows_max, *place)]
-    if len(rows) < request.rows_max:  # short keys are followed by long keys, long keys by a new pass
+    if len(rows) < request.rows_max:  # the next slice has long keys, or starts a new pass
         following: Any = None if is_long else b""
     else:
         following = rows[-1][-1] if is_long else rows[-1][1 : 1 + len(request.table.keys)]

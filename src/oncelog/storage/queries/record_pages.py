@@ -64,7 +64,7 @@ class _RowSource:
         self._has_more_positions = True
         """Whether there may be positions that have not been loaded yet."""
         self.number_column = 0 if policy is not None else 1 if query.stream is None else 2
-        """Column that contains a row's number in the query's order."""
+        """Column with the number by which the query orders the rows."""
 
     def fetch(self, after: int, limit: int) -> QuerySteps[tuple[Rows, int | None]]:
         """Return at most `limit` rows, and the number after which to continue (None if there are no more rows)."""
@@ -97,8 +97,7 @@ class _RowSource:
     def _load_positions(self, after: int, limit: int) -> QuerySteps[list[int]]:
         """Return the first positions in any of the partitions.
 
-        The positions found so far bound the search in the next partition: once there are enough, no position after the
-        last one is needed.
+        Once `limit` positions are found, the search in the next partition ends at the highest of them.
         """
         found: list[int] = []
         upto = self._upto

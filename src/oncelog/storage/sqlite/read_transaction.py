@@ -30,7 +30,7 @@ class ExistingFileDriver(SqliteDriver):
     """
 
     def __init__(self, *, query_only: bool = True, is_open_here: bool = False) -> None:
-        """Tell with `is_open_here` that this process has the log open. Only SQLite may then open the file."""
+        """Set `is_open_here` if this process has the log open. Only SQLite may then open the file."""
         super().__init__()
         self._is_open_here = is_open_here
         self._query_only = query_only

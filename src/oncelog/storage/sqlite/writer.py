@@ -52,7 +52,7 @@ _RETRY_HINT: Final = "; submit again under the same identity"
 class Writer:
     """Runs everything that needs the writer's connection.
 
-    Threads may take turns with it, but not use it concurrently.
+    Any thread may use it, but only one at a time.
     """
 
     def __init__(self, path: str, driver: Driver, options: TransactionOptions) -> None:

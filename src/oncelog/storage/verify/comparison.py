@@ -226,8 +226,9 @@ class SideStateComparison:
             return ComparisonState.ABSENT  # a dropped tombstone
         if self._scratch.has_unfolded(lane, scope, sequence):
             return None
-        difference = "is missing: compaction" if stored is None else "differs from the state that compaction"
-        return f"{difference} committed with a digest after sequence {sequence}"
+        if stored is None:
+            return f"is missing, but compaction committed its digest after sequence {sequence}"
+        return f"differs from the digest that compaction committed after sequence {sequence}"
 
     def _compare_missing(self, lane: int, scope: str, rebuilt: Row, horizon: int) -> ComparisonOutcome:
         if rebuilt.deleted[0] <= horizon and not rebuilt.exists:

@@ -59,7 +59,7 @@ class IndexCollector:
 
 
 def check_partitions(source: VerificationSource, collector: IndexCollector) -> Iterator[StepProgress]:
-    """Check the partition index in both directions."""
+    """Check that the partition index has exactly the rows that the records require."""
     found = RowChecksum(collector.partitions.secret)
     rows = check_order(source.view.iterate_rows("all_partition_records"), 3, "the index of partitions")
     for lane, partition, position in rows:
@@ -71,7 +71,10 @@ def check_partitions(source: VerificationSource, collector: IndexCollector) -> I
 
 
 def check_streams(source: VerificationSource, collector: IndexCollector, state: LogState) -> Iterator[StepProgress]:
-    """Check the stream index in both directions, and the newest sequence and the floor of each stream."""
+    """Check that the stream index has exactly the rows that the records require.
+
+    Also checks the newest sequence and the floor of each stream.
+    """
     found = RowChecksum(collector.streams.secret)
     last_leap = state.leaps[-1] if state.leaps else 0
     streams = _check_newest(source, _follow_streams(source, state, found))
@@ -176,8 +179,8 @@ def check_uniqueness(records: Iterable[Record], state: LogState, get_log_time: G
             last[identity] = after
             if before is not None and not _was_forgotten(before, after, state, get_log_time):
                 raise InconsistencyError(
-                    f"repeats an identity of {after.policy} {after.scope!r} that position {before.position} stored "
-                    "and that was not yet forgotten",
+                    f"repeats an identity of {after.policy} {after.scope!r}: the record at position {before.position} "
+                    "has it, and the log had not forgotten it yet",
                     after.lane,
                     after.position,
                 )

@@ -1,7 +1,7 @@
 """Rebuilds side state from the records of a log, in a temporary file.
 
-The records are replayed in order of place, in batches on a `BatchState` as in a commit, so that only the entries of one
-batch are in memory.
+The replay takes the records ordered by lane and position. It applies them in batches to a `BatchState`, as a commit
+does, so that only the entries of one batch are in memory.
 """
 
 import os
@@ -236,7 +236,7 @@ class _PendingRecord(Struct, frozen=True, gc=False):
 
 
 class SideStateReplay:
-    """Replays records. Without effects, it replays only the sequences of clients."""
+    """Replays records. If `with_effects` is False, it replays only the sequences of clients."""
 
     def __init__(self, state: LogState, scratch: ScratchDatabase, *, with_effects: bool = True) -> None:
         self._state = state

@@ -1,4 +1,7 @@
-"""Interfaces between a verification, its database and its record collectors, and comparisons of sorted tables."""
+"""Interfaces that each database and each check of a verification implements, and functions that compare sorted tables.
+
+`VerificationSource` reads the log from its database. A `RecordCollector` receives the records of the log.
+"""
 
 import heapq
 from abc import ABC, abstractmethod
@@ -36,7 +39,7 @@ class RecordCollector(Protocol):
     """Collects the contents of records, for a check that compares them with the tables derived from the records."""
 
     def add(self, record: Record) -> None:
-        """Add the next record in order of place. Its columns have been checked already."""
+        """Add a record. The caller passes the records ordered by lane and position, after checking their columns."""
 
 
 class VerificationSource(ABC):
@@ -57,8 +60,10 @@ class VerificationSource(ABC):
 
     @abstractmethod
     def iterate_evidence(self) -> Iterator[RowTuple]:
-        """Yield the rows of all records, as `decode_evidence` takes them, in order of place. Includes records in wrong
-        lanes."""
+        """Yield the rows of all records, in the format that `decode_evidence` expects, ordered by lane and position.
+
+        Includes records with an invalid lane or position.
+        """
 
     @abstractmethod
     def add(self, record: Record) -> None:
@@ -66,7 +71,11 @@ class VerificationSource(ABC):
 
     @abstractmethod
     def check_keys(self, state: LogState, summary: VerificationSummary) -> Iterator[StepProgress]:
-        """Check that each identity is found at its place, and was not stored a second time while it was remembered."""
+        """Check the lookup of records by identity.
+
+        A lookup of each identity must find its record. A later record may repeat an identity only if the log had
+        forgotten it by then.
+        """
 
     def get_log_time(self, lane: int, position: int) -> int:
         """Return the log time of the record at a place, or 0 if no record exists there."""

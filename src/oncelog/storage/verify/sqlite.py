@@ -230,7 +230,10 @@ class FileSource(VerificationSource):
             require(segment in listed, f"the key index has keys in segment {segment}, which is not listed")
 
     def _iterate_segment(self, segment: Segment, found: RowChecksum) -> Iterator[tuple[int, int, bool]]:
-        """Yield each key's hash and place, and whether it is left over from a merge, so that lookups skip it here."""
+        """Yield the hash and place of each key, and whether a merge has already moved the key to its target.
+
+        Lookups ignore a moved key in this segment.
+        """
         filling = next((job for job in self._jobs.values() if job.target == segment.segment), None)
         draining = next((job for job in self._jobs.values() if segment.segment in job.sources), None)
         where = f"segment {segment.segment} of the key index"

@@ -107,8 +107,9 @@ def _verify(source: VerificationSource, head: ExportedHead | None, options: Veri
         yield from comparison.run()
     if head is not None and head.epoch != metadata.epoch:
         raise InconsistencyError(
-            f"the log's epoch is {metadata.epoch}, but the exported head's is {head.epoch}: the log was restored from "
-            "a backup since the export, or it is a different log. (All exported blocks exist with their hashes.)"
+            f"the log has epoch {metadata.epoch}, but the exported head has epoch {head.epoch}: the log was restored "
+            "from a backup after the export, or it is a different log. The log has every exported block, with the "
+            "exported hash."
         )
     yield summary
 

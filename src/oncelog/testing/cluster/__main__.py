@@ -87,7 +87,9 @@ def start(
 
 @app.command()
 def state(directory: Directory = DEFAULT_DIRECTORY) -> None:
-    """Show the primary and the standbys, and which is synchronous. Exits with status 1 if the cluster is not healthy.
+    """Show the primary and the standbys, and which standby is synchronous.
+
+    Exits with status 1 if the cluster is not healthy.
 
     Example: watch -n1 python -m oncelog.testing.cluster state
     """

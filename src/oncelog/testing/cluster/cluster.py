@@ -46,7 +46,7 @@ T = TypeVar("T")
 class ClusterError(RuntimeError):
     """The cluster did not reach the expected state.
 
-    The message contains its state and the last output of its processes.
+    The message contains the state of the cluster and the last output of its processes.
     """
 
 
@@ -174,7 +174,7 @@ class Cluster:
             self._check_links().mend(name)
 
     def kill_etcd_leader(self) -> str:
-        """Wait for an etcd leader, kill it, and return its name as `revive` does."""
+        """Wait for an etcd leader, kill it, and return the name of its process, as `revive` lists it."""
         name = f"etcd{self._wait_for(lambda: self.state().etcd_leader)}"
         self._processes[name].kill()
         self._processes[name].wait()

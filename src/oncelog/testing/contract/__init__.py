@@ -1,4 +1,4 @@
-"""The store contract, as tests to run on a store.
+"""Contract tests that every store must pass.
 
     class TestMyStore(StoreContract):
         def make_store(self, tmp_path, clock, settings, draw):

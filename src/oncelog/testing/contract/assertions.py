@@ -1,4 +1,4 @@
-"""Contract assertions about verdicts."""
+"""Assertions about verdicts, for the contract tests."""
 
 # ruff: noqa: S101 - tests consist of assertions
 

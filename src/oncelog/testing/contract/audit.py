@@ -1,4 +1,4 @@
-"""The contract of audit records: administrative acts in the hash chain of their lane."""
+"""Contract tests for audit records: administrative acts in the hash chain of their lane."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 

@@ -1,4 +1,4 @@
-"""The contract of commits: receipts, retries, blocks and atomicity."""
+"""Contract tests for commits: receipts, retries, blocks and atomicity."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 

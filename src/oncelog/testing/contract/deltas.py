@@ -1,4 +1,4 @@
-"""The contract of reading merged rows: pages of one table or all tables, including deleted rows."""
+"""Contract tests for reading merged rows: pages of one table or all tables, including deleted rows."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 

@@ -1,4 +1,4 @@
-"""The contract of event ids that are unique within a tenant."""
+"""Contract tests for event ids that are unique within a tenant."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 

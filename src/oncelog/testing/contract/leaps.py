@@ -1,4 +1,4 @@
-"""The contract of leaps: after a restore, numbers continue above every number of the lost history."""
+"""Contract tests for leaps: after a restore, numbers continue above every number of the lost history."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 

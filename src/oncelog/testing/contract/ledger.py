@@ -1,4 +1,4 @@
-"""The contract of reading a ledger: single entries, pages of entities and relationships, and blocks."""
+"""Contract tests for reading a ledger: single entries, pages of entities and relationships, and blocks."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 

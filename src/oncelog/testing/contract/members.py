@@ -1,4 +1,4 @@
-"""The contract of members: opening streams, members of a stream, streams of a member, and membership changes."""
+"""Contract tests for members: opening streams, members of a stream, streams of a member, and membership changes."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 

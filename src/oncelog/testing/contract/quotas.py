@@ -1,4 +1,4 @@
-"""The contract of tenants: every store counts usage in the same way."""
+"""Contract tests for tenants: every store counts usage in the same way."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 

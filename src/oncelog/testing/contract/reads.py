@@ -1,4 +1,4 @@
-"""The contract of reads: pages of a lane, of partitions and of a stream, by cursor."""
+"""Contract tests for reads: pages of a lane, of partitions and of a stream, by cursor."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 

@@ -1,4 +1,4 @@
-"""The contract of roles: owners, inheritance, and limits on new streams and members."""
+"""Contract tests for roles: owners, inheritance, and limits on new streams and members."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 

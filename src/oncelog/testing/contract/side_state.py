@@ -1,4 +1,4 @@
-"""The contract of side state and erasure."""
+"""Contract tests for side state and erasure."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 

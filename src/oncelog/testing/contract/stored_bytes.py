@@ -1,4 +1,4 @@
-"""The contract of storage quotas: names, members and side state are counted, and a recount gives the same total."""
+"""Contract tests for storage quotas: names, members and side state are counted, and a recount gives the same total."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 

@@ -1,4 +1,4 @@
-"""The contract of time: log time never decreases, and a clock jump does not make the log forget keys."""
+"""Contract tests for time: log time never decreases, and a clock jump does not make the log forget keys."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 

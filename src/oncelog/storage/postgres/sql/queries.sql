@@ -269,12 +269,12 @@ FROM unnest($1::integer[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[
 WHERE l.lane = n.lane;
 
 -- name: lane_page
--- Records of a lane, in order of position.
+-- Records of a lane, ordered by position.
 SELECT {record_columns}
 FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 ORDER BY position LIMIT $4;
 
 -- name: internal_page
--- Audit and restore records of all lanes, in order of log time.
+-- Audit and restore records of all lanes, ordered by log time.
 SELECT found.* FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS n (lane, after, upto) CROSS JOIN LATERAL (
     SELECT {record_columns}
     FROM oncelog_records AS r
@@ -310,7 +310,7 @@ FROM oncelog_partition_records AS p JOIN oncelog_records AS r ON r.lane = p.lane
 WHERE p.lane = $1 AND p.partition = $2 AND p.position > $3 AND p.position <= $4 ORDER BY p.position LIMIT $5;
 
 -- name: stream_page
--- Records of a stream, in order of sequence.
+-- Records of a stream, ordered by sequence.
 SELECT {record_columns}
 FROM oncelog_records
 WHERE lane = $1 AND scope = $2 AND sequence > $3 AND sequence <= $4 AND sequence > 0 ORDER BY sequence LIMIT $5;

@@ -169,7 +169,7 @@ class KeyIndex:
         return found
 
     def _select_segments(self, hashes: list[int]) -> Iterator[tuple[int, list[int]]]:
-        """Yield each segment with the hashes that it may contain, in the segment's order.
+        """Yield each segment with the hashes that it may contain, in ascending order.
 
         During a merge, the target has the keys up to the cursor, and the sources have the rest. Keys that are being
         sealed are still in memory.

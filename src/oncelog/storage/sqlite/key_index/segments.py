@@ -98,8 +98,9 @@ class IndexDelta(Struct):
 def select_segments_to_clear(job: IndexJob, upto: int) -> Iterator[int]:
     """Yield the merge sources whose merged runs should be deleted when the merge reaches a hash.
 
-    The sources are cleared in turn, each after about CLEAR_RUNS merged runs. Lookups ignore runs below the cursor, so
-    deleting them late only costs space. The selection depends on the cursor alone, so any process can continue it.
+    The sources are cleared one after another, each after about CLEAR_RUNS merged runs. Lookups ignore runs below the
+    cursor, so deleting them late only costs space. The selection depends on the cursor alone, so any process can
+    continue it.
     """
     if upto == HASH_MAX:
         yield from job.sources

@@ -117,7 +117,7 @@ FROM json_each(:places) AS n CROSS JOIN oncelog_records AS r ON place = n.value;
 SELECT place, policy, scope, client, client_sequence, key FROM oncelog_records WHERE place > ? AND place <= ? ORDER BY place;
 
 -- name: lane_page
--- Records of a lane, in order of position.
+-- Records of a lane, ordered by position.
 SELECT place >> 48, place & 281474976710655, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
 FROM oncelog_records WHERE place > (?1 << 48 | ?2) AND place <= (?1 << 48 | ?3) ORDER BY place LIMIT ?4;
 
@@ -154,13 +154,13 @@ SELECT place & 281474976710655, log_time_ms, actor, client, scope, r.key, partit
 FROM json_each(?2) AS n CROSS JOIN oncelog_records AS r ON place = (?1 << 48 | n.value) WHERE policy = ?3 ORDER BY n.key;
 
 -- name: stream_page
--- Records of a stream, in order of sequence.
+-- Records of a stream, ordered by sequence.
 SELECT s.lane, s.position, r.sequence, log_time_ms, height, policy, r.scope, key, fingerprint, actor, client, client_sequence, partitions, body
 FROM oncelog_stream_records AS s CROSS JOIN oncelog_records AS r ON r.place = s.lane << 48 | s.position
 WHERE s.lane = ?1 AND s.scope = ?2 AND s.sequence > ?3 AND s.sequence <= ?4 ORDER BY s.sequence LIMIT ?5;
 
 -- name: internal_page
--- Audit and restore records of all lanes, in order of log time. A page has at most `limit` records from each lane.
+-- Audit and restore records of all lanes, ordered by log time. A page has at most `limit` records from each lane.
 SELECT place >> 48, place & 281474976710655, sequence, log_time_ms, height, policy, scope, r.key, fingerprint, actor, client, client_sequence, partitions, body
 FROM json_each(?1) AS n CROSS JOIN oncelog_records AS r ON r.place IN (
     SELECT i.place FROM oncelog_records AS i INDEXED BY oncelog_records_internal
