@@ -59,11 +59,11 @@ chats in turn. Both loads use one server and the same connections.
 
 The server delivers each message to the other members of its chat. A slice ends when all senders have received all
 messages, and one sender checks their order. A message to the one chat goes to {others} others and a message to the many
-chats to {others_of_many}, so the many chats may be faster. The client reads all deliveries, and may limit the one chat.
-The connections of the Events API have a separate server and follow nothing. After every slice, the sequences of each
-chat must continue without a gap. At the end the server must have as many messages. `per second` is the best round and
-`median` the median round. `ratio` is the best round of {one} divided by that of the other contender. `median ratio` is
-the median of that ratio over the rounds.
+chats to {others_of_many}, so the many chats may be faster. The client reads all deliveries, and may limit the figure of
+the one chat. The connections of the Events API have a separate server and follow nothing. After every slice, the
+sequences of each chat must continue without a gap. At the end the server must have as many messages. `per second` is
+the best round and `median` the median round. `ratio` is the best round of {one} divided by that of the other contender.
+`median ratio` is the median of that ratio over the rounds.
 
 `without deliveries` is the same load on a third server, by senders that request answers only (`"live": false`). The
 remaining difference is the cost of many chats in the store. This ratio has the same target, and fails no run.

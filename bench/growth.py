@@ -49,9 +49,9 @@ A row is a window of commits that begins when the log has this number of events.
 about 300 bytes with random UUIDs, prepared beforehand, and each waits for its answer; p50 and p99 are the latencies.
 Between the windows the log is filled in requests of {FILL_ITEMS}.
 `bare` is a loop that inserts the same number of rows, with ascending keys, into the same tables of a separate file, in
-transactions of {SUBMITTERS} rows, in slices between those of the log. Its p50 and p99 are of transactions. Its work is
-the same in every row, so `normalised` divides the change of the log by the change of `bare`, which removes the
-influence of the machine.
+transactions of {SUBMITTERS} rows, in slices between those of the log. Its p50 and p99 are the durations of its
+transactions. Its work is the same in every row, so `normalised` divides the change of the log by the change of `bare`,
+which removes the influence of the machine.
 Ratios compare the last row with the first. A missed normalised ratio fails a run; other figures are only shown."""
 
 

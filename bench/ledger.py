@@ -51,8 +51,8 @@ The servers and their client, one process with one thread, share this machine. A
 to the disk. The contenders run one after the other in every round, each for a slice of time. `per second` is the best
 round and `median` the median round.
 
-The targets over HTTP are the figures that the system of the design document reports on its machine. They depend on the
-machine, so they are only shown. Over gRPC the other contender is a server that answers the same calls with the same
+The targets over HTTP are the figures that the design document reports for its own system and machine. They depend on
+the machine, so they are only shown. Over gRPC the other contender is a server that answers the same calls with the same
 number of bytes and does nothing else. The calls come from {many} callers on one channel.
 
 From memory: a retry of one of {retries} known transactions inside the process of the server, from the decoded request

@@ -25,9 +25,9 @@ more.
 Single events: a request is one event of about 300 bytes with a random UUID. Oncelog and NATS have {in_flight} requests
 in flight on each of {connections} connections. PostgreSQL has {connections} callers with a connection each, over a
 local socket: a connection has one transaction at a time. The benchmark chooses the fastest of three hand-written forms;
-the table also shows them with a small pool of connections. The others do less than Oncelog. NATS detects a duplicate by
-its id for two minutes, and does not compare its content. The tables on PostgreSQL detect it by its id without a time
-limit, and have no index by partition, no proofs and no notification of readers.
+the table also shows them with a small pool of connections. The other two do less work than Oncelog. NATS detects a
+duplicate by its id for two minutes, and does not compare its content. The tables on PostgreSQL detect it by its id
+without a time limit, and have no index by partition, no proofs and no notification of readers.
 `half load` runs after the others have stopped. In every round the server gets half of the rate that it has just
 reached, on a fixed schedule. The latency of an event starts at its scheduled moment.
 
@@ -35,8 +35,8 @@ Idle connections: {writers} connections with {in_flight} single events in flight
 server. In every round they run alone first, then with {idle} connections that follow a partition without writes, and
 with one reader of the written partition that has stopped reading. Then all except the writers disconnect. The server
 must close that reader as a slow one (the writers continue until it does, outside of the measured time), and a new
-connection must get everything after its cursor. The speed of the machine changes more from minute to minute than this
-effect, so the two are compared round by round.
+connection must get everything after the reader's cursor. The speed of the machine changes more from minute to minute
+than this effect, so the two are compared round by round.
 
 Batches: requests of 100 events. All contenders have the same number of callers, and each caller waits for its answer.
 `in process` builds each submission from a dict (`oncelog.event`), as the server builds it from JSON. `prepared
@@ -44,9 +44,9 @@ beforehand` builds the submissions before the measurement.
 
 Broadcasts: each request has one event, which goes to every subscriber. At most {window} events are in flight. The
 client polls every 10 ms. A delivery counts when the last byte of its frame has arrived. The benchmark counts the frames
-of all subscribers, and afterwards decodes those of every twentieth: the right events, in order. `one at a time` submits
-the next event when all subscribers have the previous one, and polls without a pause; p50 and p99 are the time until all
-have it.
+of all subscribers, and afterwards decodes those of every twentieth: they must be the committed events, in order. `one
+at a time` submits the next event when all subscribers have the previous one, and polls without a pause; p50 and p99 are
+the time until all have it.
 
 Catching up: pages of 1000 from the beginning, each requested after the previous one has arrived, from a file that the
 operating system has in memory. p50 and p99 are the latencies of pages.

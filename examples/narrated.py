@@ -136,7 +136,7 @@ def show_chat(tour: Tour) -> None:
 
 
 def show_ledger(tour: Tour) -> None:
-    """Write transactions. Each client has a dense sequence, and operations have conditions."""
+    """Write transactions. Each client has a sequence without gaps, and operations have conditions."""
     tour.print_title("3. A ledger: each client numbers its writes, and conditions guard them")
 
     def write(number: int, balance: bytes, condition: Condition | None = None) -> Submission:
@@ -154,7 +154,7 @@ def show_ledger(tour: Tour) -> None:
     tour.submit("write 1 opens the account", write(1, b"100"))
     tour.submit("write 3 arrives before write 2", write(3, b"80"))
     tour.submit("write 2, if the balance is still 90", write(2, b"80", Condition(Must.HAVE_VALUE, value=b"90")))
-    tour.submit("write 2 again, if it is 100", write(2, b"80", Condition(Must.HAVE_VALUE, value=b"100")))
+    tour.submit("write 2 again, if the balance is 100", write(2, b"80", Condition(Must.HAVE_VALUE, value=b"100")))
 
 
 def show_runs(tour: Tour) -> None:
@@ -168,7 +168,7 @@ def show_runs(tour: Tour) -> None:
     tour.submit("worker A claims the run that sends the invoice", claim("A"))
     tour.submit("worker B claims the same run", claim("B"))
     tour.now_ms += 30_000
-    tour.submit("A does not answer; B claims the run after the lease of A", claim("B"))
+    tour.submit("A does not answer; B claims it after A's lease expires", claim("B"))
 
     def result(holder: str, fence: int) -> Submission:
         return Submission(
@@ -181,7 +181,7 @@ def show_runs(tour: Tour) -> None:
 
 
 def show_deltas(tour: Tour) -> None:
-    """Merge row edits, which give the same rows in whatever order they arrive."""
+    """Merge row edits, which give the same rows regardless of the order in which they arrive."""
     tour.print_title("5. Offline rows: the identity is a hash of the content, and the last writer wins")
 
     def change(client: str, ahead_ms: int, before: dict[str, object], after: dict[str, object]) -> Submission:
@@ -196,8 +196,8 @@ def show_deltas(tour: Tour) -> None:
     before: dict[str, object] = {"done": False, "litres": 1, "note": ""}
     phone = change("phone", 2, before, {**before, "done": True, "litres": 2})
     laptop = change("laptop", 1, before, {**before, "litres": 6, "note": "organic"})
-    tour.submit("the later edit, of the phone, arrives first", phone)
-    tour.submit("the earlier edit, of the laptop, arrives second", laptop)
+    tour.submit("the phone's edit, which is later, arrives first", phone)
+    tour.submit("the laptop's edit, which is earlier, arrives second", laptop)
     tour.submit("the phone pushes its whole queue again", phone)
     row = tour.log.snapshot.rows["gateway/home", "todos", "milk"]
     tour.print_text(f"The row, on every replica: { ({name: value.decode() for name, value in row.values.items()}) }")

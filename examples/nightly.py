@@ -3,7 +3,7 @@
 Run it with `.venv/bin/python examples/nightly.py`. Each run recreates nightly.db.
 
 The job does not store where it stopped. It begins at the first account every time, and `once` returns the stored bill
-of each account that was already billed this night. Two jobs that run at the same time do no harm either.
+of each account that has already been billed this night. Two jobs that run at the same time do no harm either.
 """
 
 import multiprocessing
@@ -29,7 +29,7 @@ def bill(account: str, night: str) -> int:
 
 
 def bill_all(night: str, die_at: str = "") -> list[int]:
-    """Bill all accounts from the first, and return the numbers. The process kills itself at the account `die_at`."""
+    """Bill all accounts in order, and return the numbers. The process kills itself at the account `die_at`."""
     numbers = []
     with log:
         for account in ACCOUNTS:

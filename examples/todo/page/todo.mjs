@@ -87,8 +87,8 @@ const show = () => {
 
 const draw = async () => {
   isDrawRequested = false;
-  // Drafts first: an event that commits in between is in both lists, which does no harm. In the other order it could
-  // be in neither.
+  // Load the drafts first: an event that commits in between is in both lists, which does no harm. In the other order,
+  // the event could be in neither list.
   const drafts = await store.loadDraftsOrdered();
   const committed = await store.listCommitted();
   last = committed.at(-1)?.committedId ?? 0;
