@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .PHONY: run tour todo cluster test check alone mutants lint format bench peers soak fuzz pins advisories prose docs dist stubs blocking golden conformance clean help new-venv node-and-browser
 
-# Without bytecode files every process of a test run would compile the package again.
+# Without bytecode files, every process of a test run compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
@@ -13,10 +13,10 @@ PEERS := .venv-peers
 NODE := .node
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
-# Two processes more than processors, because many tests wait for other processes. A plain `pytest` uses one process.
+# Two more processes than processors, because many tests wait for other processes. A plain `pytest` uses one process.
 PYTEST := $(BIN)/python -m pytest --numprocesses=$$(($$(nproc) + 2)) --maxprocesses=8 --dist=worksteal
 
-# Only one make at a time changes an environment. Another one waits, and then looks again at what there is to do.
+# Only one make at a time changes an environment. A second one waits, and then checks again what is left to install.
 LOCK := .make.lock
 LOCKED := $(if $(shell command -v flock),flock --close $(LOCK))
 define with-lock
@@ -157,7 +157,7 @@ $(PEERS)/.whole: requirements/peers.txt
 	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/peers.txt
 	@touch $@
 
-# The npm client that tests run, in Node and in a browser: exact versions, and their hashes are checked.
+# The npm client that tests run in Node and in a browser, in exact versions with checked hashes.
 $(NODE)/.whole: tests/insieme/package.json tests/insieme/package-lock.json
 	@rm -rf $(NODE) && mkdir $(NODE)
 	@echo "Installing npm packages for the tests into $(NODE) …"
@@ -166,7 +166,7 @@ $(NODE)/.whole: tests/insieme/package.json tests/insieme/package-lock.json
 	@touch $@
 endif
 
-# Where they are missing and we may, we install Debian's, else we say what to do.
+# If a program is missing, make installs Debian's package if it runs as root, and otherwise prints the command to run.
 node-and-browser:
 	@missing=""; for one in chromium:chromium node:nodejs npm:npm; do \
 	   command -v $${one%%:*} >/dev/null || missing="$$missing $${one##*:}"; done; \
@@ -176,7 +176,8 @@ node-and-browser:
 	     $(LOCKED) apt-get update -qq; $(LOCKED) apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
 	   else echo "The tests need$$missing. Install: sudo apt-get install$$missing" >&2; exit 1; fi; fi
 
-# Debian splits venv from Python; where it is missing and we may, we install it, else we say what to do.
+# Debian packages venv separately from Python. If it is missing, make installs it if it runs as root, and otherwise
+# prints the command to run.
 new-venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Oncelog needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.11 run" >&2; exit 1; }

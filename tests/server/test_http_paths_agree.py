@@ -88,7 +88,8 @@ BODIES: Final = (
     b'{"organization":"acme","organization":"acme"}',
     b" " * 70_000,
 )
-# Each is sent alone, because aiohttp does not answer requests that arrive in one segment with malformed data.
+# The test sends each of these alone, because aiohttp does not answer requests that arrive in one segment with malformed
+# data.
 MALFORMED: Final = (
     b"POST\r\n\r\n",
     post(WRITES[0]).replace(b"POST", b"FETCH"),

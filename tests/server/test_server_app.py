@@ -349,7 +349,7 @@ async def test_stopping_server_waits_until_accepted_submits_have_their_results(
 async def test_stopping_server_refuses_new_events_of_connected_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise clients that submit continuously would prevent the server from stopping."""
+    """Clients that submit continuously must not prevent the server from stopping."""
     async with serving(tmp_path, shutdown_ms=SHUTDOWN_MS) as served:
         client = await served.connected()
         gate = served.hold_commits(monkeypatch)

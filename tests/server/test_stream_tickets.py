@@ -1,4 +1,7 @@
-"""Tickets open one stream for the caller that got them, until they expire or the credential ends."""
+"""Stream tickets: a ticket opens one stream for its caller, until the ticket or the caller's credential is invalid.
+
+A ticket expires. A credential expires or is revoked.
+"""
 
 import logging
 from pathlib import Path
@@ -33,7 +36,10 @@ async def get_ticket(served: Serving, to: str = f"{STREAM}?partition=a", credent
 
 
 def alter(ticket: str) -> str:
-    """Return a ticket that differs in one character. The last one may have bits that are ignored."""
+    """Return the ticket with another character in the middle.
+
+    The last character may contain unused bits, so a change of that character may have no effect.
+    """
     middle = len(ticket) // 2
     return f"{ticket[:middle]}{'B' if ticket[middle] == 'A' else 'A'}{ticket[middle + 1 :]}"
 
@@ -94,7 +100,7 @@ async def test_ticket_opens_no_other_stream_and_no_other_operation(tmp_path: Pat
         assert (await served.request("POST", f"{STREAM}?partition=a", credential=ticket)).status == 401
         answer = await served.request("POST", with_ticket(f"{STREAM}?partition=a&partition=b", ticket))
         assert answer.refusal == (401, "auth_failed")
-        # The order and the spelling of the names do not matter.
+        # The order of the partitions does not matter.
         stream = await open_stream(served, ticket, "b", "a")
         assert stream.response.status == 200
 
@@ -204,7 +210,7 @@ async def test_wrong_tickets_count_as_failed_authentications(tmp_path: Path) -> 
         found = [await refusal(served, wrong) for _ in range(3)]
         assert found == [(401, "auth_failed"), (401, "auth_failed"), (429, "rate_limited")]
         assert served.server.counts.auth_failures == 3
-        stream = await open_stream(served, good)  # a valid one is never throttled
+        stream = await open_stream(served, good)  # a valid ticket is never throttled
         assert stream.response.status == 200
 
 
@@ -215,7 +221,8 @@ async def test_tickets_are_limited_like_other_requests_and_streams(tmp_path: Pat
         statuses = [(await served.request("POST", f"{STREAM}?partition=a", credential=ada)).status for _ in range(6)]
         assert statuses[-1] == 429
         answer = await served.get(with_ticket(f"{STREAM}?partition=a", ticket))
-        assert answer.refusal == (429, "rate_limited")  # the stream's request counts for the ticket's caller
+        # A request with a ticket counts against the request limit of the ticket's caller.
+        assert answer.refusal == (429, "rate_limited")
 
 
 @pytest.mark.parametrize("ticket", ["", "olt_", "olt_...", "olt_\u00e9", "none", "olt_" + "a" * 20_000, "olt_a.b.c"])

@@ -24,7 +24,7 @@ from traces import TRACE_ID, TRACEPARENT
 
 
 class Collector:
-    """A collector that receives OTLP over HTTP, as OpenTelemetry's own does."""
+    """A collector that receives OTLP over HTTP, like OpenTelemetry's collector."""
 
     def __init__(self) -> None:
         self.spans: dict[str, Any] = {}

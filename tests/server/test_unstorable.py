@@ -74,7 +74,7 @@ async def test_split_request_that_exceeds_a_limit_is_retryable_and_its_retry_suc
     async with open_log(place, clock=clock) as log:
         with pytest.raises(StoreUnavailableError, match=r"a limit was reached .*; submit it again"):
             await log.submit_many(writes, is_admitted_whole=True)
-        assert len((await log.read()).records) == 2, "the first half, before the second met the rate"
+        assert len((await log.read()).records) == 2, "the second half exceeds the rate"
         for one in await log.submit_many(writes[:2], is_admitted_whole=True):
             assert_replayed(one)
         late = await log.submit_many(writes[2:], is_admitted_whole=True)

@@ -36,7 +36,7 @@ class Twin:
     any_time: frozenset[str] = frozenset()
     """Methods that may be called before the object is open."""
     timeouts: frozenset[str] = frozenset()
-    """Methods that get a parameter `timeout_s`."""
+    """Methods that get a `timeout_s` parameter."""
     attributes: Mapping[str, str] = field(default_factory=dict)
     """Attributes to provide as properties, and their types."""
     arguments: Mapping[str, tuple[str, str]] = field(default_factory=dict)

@@ -97,6 +97,6 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     finally:
-        # While Python shuts down, an exception could no longer be handled.
+        # Ctrl-C now ends the process directly, because a KeyboardInterrupt during Python's shutdown cannot be handled.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)

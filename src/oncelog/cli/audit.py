@@ -38,15 +38,17 @@ def audit(  # noqa: PLR0913 - each one is an option
     act: Annotated[str, typer.Option(help="Only this act, such as erase or member_removed.")] = "",
     stream: Annotated[str, typer.Option(help="Only acts that concern this stream.")] = "",
     target: Annotated[str, typer.Option(help="Only acts on this target: a partition, member or key id.")] = "",
-    since: Annotated[str, typer.Option(metavar="TIME", help="Start time: 2026-11-18T12:00, or 24h before now.")] = "",
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help="Start time: 2026-11-18T12:00, or 24h for 24 hours ago.")
+    ] = "",
     until: Annotated[str, typer.Option(metavar="TIME", help="End time, exclusive.")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for further acts, until interrupted.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Print the administrative acts of a log: erasures, members, quotas, keys, restores, read-only mode. Oldest first.
 
-    All lanes are merged by log time. Without LOG, the command reads from a server, which needs the grant audit. The
-    exit status is 2 if the log or the server cannot be read.
+    All lanes are merged by log time. Without LOG, the command reads from a server, and the token needs the `audit`
+    grant. The exit status is 2 if the log or the server cannot be read.
 
     Examples:
 

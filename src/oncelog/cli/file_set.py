@@ -24,7 +24,7 @@ def create_file_set(directory: Path, names: Sequence[str]) -> Iterator[Path]:
     """Yield an empty directory for the block to write these files to. After the block, they appear in `directory`.
 
     The files are hard links, so an existing file is never replaced. If the process is killed, the next call removes
-    the files that have already appeared. Raises OncelogError, and names a file that exists.
+    the files that have already appeared. Raises OncelogError if one of the files exists, with its name.
     """
     created: list[Path] = []
     try:
@@ -60,7 +60,10 @@ def write_file(path: Path, content: str, mode: int = OWNER_ONLY) -> None:
 
 @contextmanager
 def _lock_stage(directory: Path) -> Iterator[Path]:
-    """Yield the empty stage. An error, or the next call after a kill, undoes what the block has published from it."""
+    """Yield the empty directory in which the block writes the files.
+
+    If the block fails, its published files are removed. If the process is killed, the next call removes them.
+    """
     stage, finished = directory / _UNFINISHED, directory / _FINISHED
     with suppress(FileExistsError):
         stage.mkdir(mode=_DIRECTORY_MODE)
@@ -83,9 +86,9 @@ def _lock_stage(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def _lock_directory(path: Path) -> Iterator[int]:
-    """Open a directory of an earlier or this call and lock it. Yields its descriptor.
+    """Open the directory of this call or of an earlier one, and lock it. Yields its descriptor.
 
-    Only through a descriptor can the path not be replaced by a link to another directory before files are removed.
+    Callers remove files through the descriptor, because another user may replace the path with a link.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -108,8 +111,8 @@ def _lock_directory(path: Path) -> Iterator[int]:
 
 def _build_foreign_error(path: Path) -> OncelogError:
     return OncelogError(
-        f"{path} must be a directory that this user owns, with mode 0700: `oncelog init` creates it so. Remove it if "
-        "nothing else needs it, and run the command again"
+        f"{path} must be a directory that this user owns, with mode 0700: `oncelog init` creates it that way. Remove "
+        "it if nothing else needs it, and run the command again"
     )
 
 

@@ -14,7 +14,7 @@ from oncelog.errors import OncelogError
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 READ_BYTES: Final = 64 * 1024
 CHUNKS_MAX: Final = 16
-"""Chunks that are read ahead, 1 MiB."""
+"""Chunks that are read ahead, together 1 MiB."""
 REQUEST_BYTES_MAX: Final = 1024 * 1024
 """Larger requests are divided, because servers accept 4 MiB by default. A single write is never divided."""
 

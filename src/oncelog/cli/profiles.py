@@ -26,7 +26,7 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     token_file: str | None = None
     """Path of a file with the token. A relative path starts at the directory of the profile file."""
     client_id: str | None = None
-    """Default of the option --client-id."""
+    """Default of the --client-id option."""
 
     def __repr__(self) -> str:
         return f"Profile({self.url!r})"

@@ -68,7 +68,7 @@ def proof(  # noqa: PLR0913 - each is an option
         Path | None,
         typer.Option("--head", help="With --check: a head that `oncelog head` printed.", dir_okay=False, exists=True),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With --check: print JSON. A proof always is JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --check: print JSON. A proof is always JSON.")] = False,
 ) -> None:
     """Print the proof that a record is in a log, as a JSON document, or check such a document.
 

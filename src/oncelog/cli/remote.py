@@ -286,7 +286,7 @@ class Retrier:
     def __init__(
         self, remote: Remote, timeout_s: float | None = None, on_problem: Callable[[OncelogError], None] | None = None
     ) -> None:
-        """`on_problem` is called after each failed attempt. By default, the first one is reported to the user."""
+        """`on_problem` is called after each failed attempt. By default, the first failure is reported to the user."""
         self._remote = remote
         self._timeout_s = timeout_s
         self._on_problem = on_problem or self._report_problem
@@ -309,7 +309,7 @@ class Retrier:
         Raises:
             GaveUpError: no attempt succeeded in time.
             LostError: without a time limit, if no attempt ever reached the server.
-            ServerRefusedError: the server refused the request for good.
+            ServerRefusedError: the server refused the request, and a retry would not help.
         """
         loop = asyncio.get_running_loop()
         deadline_s = None if self._timeout_s is None else loop.time() + self._timeout_s

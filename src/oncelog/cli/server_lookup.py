@@ -123,7 +123,7 @@ async def find_on_server(remote: Remote, query: ServerQuery) -> Finding:
     with translate_decode_errors(remote):
         answer = msgspec.json.decode(response.body, type=_Answer)
         status = msgspec.convert(answer.status, Status)
-    if not answer.proof and answer.event is not None:  # the setting show_actors is off
+    if not answer.proof and answer.event is not None:  # show_actors is off
         record = answer.event.to_record()
         return Finding(Outcome(status, answer.reason, record), record.identity)
     try:

@@ -7,8 +7,8 @@ The address comes from the first of these sources that has one:
 3. the profile in ONCELOG_PROFILE, or the default profile of the profile file
 4. `DEFAULT_URL`
 
-The token has the same order: --token, --token-file or --profile, then ONCELOG_TOKEN, then the other profiles. The token
-of a profile is only used with the address of this profile, so that no other server receives it.
+The token comes from --token, --token-file or --profile, then from ONCELOG_TOKEN, then from the other profiles. The
+token of a profile is only used with the address of this profile, so that no other server receives it.
 """
 
 import os
@@ -235,7 +235,7 @@ def _load_credential(options: ServerOptions, choice: ServerChoice) -> str | None
 
 @contextmanager
 def _explain_failed_authentication(remote: Remote, client_id: str | None, *, may_have_client: bool) -> Iterator[None]:
-    """Name the fault of the token if the server refuses it. The server gives every caller the same text."""
+    """If the server refuses the token, explain the likely reasons. The server sends every caller the same text."""
     try:
         yield
     except OncelogError as error:
@@ -253,9 +253,9 @@ def _explain_failed_authentication(remote: Remote, client_id: str | None, *, may
 
 
 def uses_server(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `remote` of a command with the options for a server and its token.
+    """Replace the `remote` parameter of a command with the options for a server and its token.
 
-    If the command has the option --client-id, its default is the client id of the profile.
+    If the command has a --client-id option, its default is the client id of the profile.
     """
     return _replace_remote(command, build_remote, _SERVER_PARAMETERS)
 
@@ -330,7 +330,10 @@ def _replace_parameter(
     replacements: Sequence[Parameter],
     run: Callable[[ServerOptions, dict[str, Any]], None],
 ) -> Callable[..., None]:
-    """Return a command that has other parameters instead of one. `run` gets the server's options, and the others."""
+    """Return a command in which `replacements` take the place of the `name` parameter.
+
+    `run` is called with the options for a server and with the other arguments.
+    """
 
     @wraps(command)
     def replaced(**arguments: Any) -> None:

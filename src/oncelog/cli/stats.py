@@ -26,8 +26,8 @@ LABEL_WIDTH: Final = 11
 def stats(source: str | Remote, *, as_json: AsJson = False) -> None:
     """Print the settings, lane heads, policies, consumers, tenants and sizes of a log.
 
-    Without LOG, the command reads from a server, which needs the grant to read oncelog/metrics. The exit status is 2 if
-    the log or the server cannot be read.
+    Without LOG, the command reads from a server, and the token needs the grant to read oncelog/metrics. The exit status
+    is 2 if the log or the server cannot be read.
 
     Examples:
 

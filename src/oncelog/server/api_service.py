@@ -1,7 +1,7 @@
 """Base class of the API services, with page sizes, page tokens, rate limits, and look-ups by id.
 
 A look-up returns the outcome of a write, its reason, and its proof. Callers authorize first (CO-22), and treat a record
-that the principal may not read like an absent one.
+that the principal may not read as if it did not exist.
 """
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -50,7 +50,7 @@ async def load_outcome(log: Log, field: str, key: bytes, *, policy: Policy, scop
 async def describe_outcome(
     log: Log, outcome: Outcome, name: str, encode: Callable[[Record], bytes], *, with_proof: bool = True
 ) -> dict[str, Any]:
-    """Return the answer to a look-up: the outcome, the record's content as the member `name`, and its proof."""
+    """Return the answer to a look-up: the outcome, the record's content in the `name` member, and its proof."""
     record = outcome.record
     assert record is not None  # noqa: S101 - callers answer absent records with `unknown_error`
     answer = {"status": outcome.status.value, "reason": outcome.why, name: orjson.Fragment(encode(record))}
@@ -117,7 +117,7 @@ class PageSizes(Struct, frozen=True):
         return max(1, min(self.default if requested is None else requested, self.largest))
 
     def to_parameter(self, what: str = "Maximum number of items.") -> Parameter:
-        """Declare the parameter `limit`."""
+        """Declare the `limit` parameter."""
         schema = {
             **integer_schema(),
             "default": self.clamp(None),
@@ -149,7 +149,7 @@ def page_members(following: str, has_more: str = "has_more", next_after: str = "
 
 
 def encode_page_token(*position: str | int | None) -> str:
-    """Encode the position where the next page begins as a token."""
+    """Return a token for the position at which the next page begins."""
     return urlsafe_b64encode(msgspec.json.encode(position)).decode()
 
 

@@ -330,7 +330,7 @@ class Server:
     def _record_credential(self, event: CredentialEvent) -> None:
         """Record a key's revocation or removal.
 
-        All servers that share the file submit it, and the log keeps one record.
+        Every server that shares the key file submits the same act, and the log keeps one record of it.
         """
         act = to_record_act(event)
         if act is not None:

@@ -267,7 +267,7 @@ class ConnectionLimiter:
         self._unauthenticated_of: CallerGroups = defaultdict(dict)
         """Unauthenticated connections by address (`Connection.counted_address`), oldest first."""
         self._largest_address = ""
-        """The last address that had more than half of the unauthenticated connections."""
+        """The address that most recently had more than half of the unauthenticated connections."""
         self._held_bytes = 0
         self._large: dict[Connection, None] = {}
         """Unauthenticated connections that hold more than `HELD_BYTES`, in the order in which they exceeded it."""
@@ -386,7 +386,7 @@ class ConnectionLimiter:
             if idle_since_ms is None or idle_since_ms >= latest_ms:
                 continue
             if connection.has_requested:
-                connection.abort()  # an idle keep-alive connection, such as a health check's
+                connection.abort()  # an idle keep-alive connection, for example of a health check
             else:
                 connection.refuse("timeout")
 

@@ -192,8 +192,8 @@ TICKET: Final = Parameter(
     name="ticket",
     schema={
         "type": "string",
-        "description": "A ticket for this stream. It replaces the header `Authorization`, which `EventSource` cannot "
-        "send. `POST` to the same path returns one.",
+        "description": "A ticket for this stream. It replaces the `Authorization` header, which `EventSource` cannot "
+        "send. `POST` to the same path returns a ticket.",
     },
 )
 
@@ -271,8 +271,8 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     is_public: bool = False
     """Whether the endpoint needs no credential."""
     list_stream_names: Callable[[Call], Sequence[str]] | None = None
-    """For a stream, which lasts until the client closes it: returns the names that it reads. A ticket is bound to them.
-    Streams count towards the connection limit, and have the parameter `TICKET`."""
+    """For a stream only: returns the names that the stream reads, to which its tickets are bound. A stream lasts until
+    the client closes it, counts towards the connection limit, and has the `TICKET` parameter."""
     serve_websocket: WebSocketHandler | None = None
     """Serves requests to upgrade to a WebSocket at the same path."""
 

@@ -44,13 +44,13 @@ class NewEvent(Struct, frozen=True):
 EventCheck = Callable[[NewEvent], None]
 
 VALIDATORS_GROUP: Final = "oncelog.validators"
-"""Entry point group that the server searches for the name in the setting `validate`."""
+"""Entry point group that the server searches for the name in the `validate` setting."""
 OBJECTION_CHARACTERS_MAX: Final = 2000
 """Maximum length of an objection. A longer one is truncated and ends with the number of omitted characters."""
 
 
 def load_validator(name: str) -> Validate:
-    """Load the check that the setting `validate` names. Raises SettingsError if it is missing or not callable."""
+    """Load the check that the `validate` setting names. Raises SettingsError if it is missing or not callable."""
     is_path = ":" in name
     directory = str(Path.cwd())
     if is_path and directory not in sys.path:

@@ -2,8 +2,8 @@
 
 Every connection begins on the fast path, which serves plain requests for a fast route once they have arrived
 completely: the route's handler receives the body and answers when it can. On the first request of any other kind, the
-fast path hands the connection and the received bytes over to aiohttp for good. aiohttp therefore serves malformed HTTP,
-other routes, browsers and proxies.
+fast path permanently hands the connection over to aiohttp, together with the received bytes. aiohttp therefore serves
+malformed HTTP, other routes, browsers and proxies.
 
 Both paths read HTTP in the same way: aiohttp's parser parses each new head, and a cache recognises repeated heads by
 their bytes.
@@ -149,7 +149,7 @@ class HttpFastPath:
         return any(connection.is_busy for connection in self.connections)
 
     def start_shutdown(self) -> None:
-        """Close each connection after its next answer, which has the header `Connection: close`."""
+        """Close each connection after its next answer, which has a `Connection: close` header."""
         self.is_ending = True
         self._extra_headers += b"Connection: close\r\n"
         self._ok_template = ("", b"")

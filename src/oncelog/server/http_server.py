@@ -84,7 +84,7 @@ class HttpPort:
     def _choose_path(
         self, new_protocol: Callable[[], asyncio.Protocol]
     ) -> Callable[[PreauthLimiter], asyncio.Protocol]:
-        """Return the factory for the protocol behind a `PreauthLimiter`: aiohttp's, unless a port has a fast path."""
+        """Return the factory for the protocol behind a `PreauthLimiter`. A subclass may add a fast path."""
         return lambda _: new_protocol()
 
     @web.middleware

@@ -43,7 +43,7 @@ class HttpTracer:
         return response
 
     def _get_carrier(self, headers: CIMultiDictProxy[str]) -> dict[str, str]:
-        # Several lines of `traceparent` are invalid. Joined, they are an invalid value.
+        # A request must not have several `traceparent` lines. Joining them produces a value that is invalid too.
         found = {name: headers.getall(name, ()) for name in self._tracer.header_names}
         return {name: ",".join(values) for name, values in found.items() if values}
 

@@ -45,7 +45,7 @@ HISTOGRAMS: Final = (
 """Name, help text and bucket bounds of each histogram."""
 
 CONSUMERS_SHOWN_MAX: Final = 100
-"""Applications choose names of consumers, and the number of series must be limited."""
+"""Maximum number of consumers in the metrics. Applications can create any number of consumers."""
 _PRIVATE_LABELS: Final = frozenset({"tenant", "consumer", "stream", "version"})
 """Labels whose values only callers with the grant may see: names in the log, and the version of the server."""
 CONNECTION_REFUSALS: Final = (
@@ -112,11 +112,11 @@ class Metrics(Collector):
         self.subscribers = subscribers
         self.failed_files = failed_files
         self.positions: Mapping[int, int] = {}
-        """Newest position of each lane when it was last requested."""
+        """Newest position of each lane when the server last read it from the log."""
         self.usage: Sequence[tuple[Tenant, Usage]] = ()
-        """Usage of the tenants when it was last requested."""
+        """Usage of the tenants when the server last read it from the log."""
         self.consumers: Sequence[Consumer] = ()
-        """Named consumers when they were last requested."""
+        """Named consumers when the server last read them from the log."""
         self._shows_names = True
         registry = CollectorRegistry()
         registry.register(self)

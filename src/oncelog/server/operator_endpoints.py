@@ -48,7 +48,7 @@ METRICS_TIMEOUT_S: Final = 1.0
 READY_TIMEOUT_S: Final = 5.0
 """Longest wait for the store. After that, the server answers that it is not ready."""
 STATS_SHARED_MS: Final = 5000
-"""How long requests get the figures of the previous reading, which limits the work that callers can cause."""
+"""How long the server answers with figures that it has already read. This limits the work that callers can cause."""
 DOCUMENT_PATH: Final = "/openapi.json"
 _API_PATHS: Final = {
     "events": "/v1/events",

@@ -56,7 +56,7 @@ _NOT_SHOWN: Final = frozenset({"status", "field"})
 
 
 def to_error_member(error: ApiError) -> dict[str, Any]:
-    """Return the member `error` (code, message, details), which clients read before problem documents existed."""
+    """Return the `error` member (code, message, details), which clients read before problem documents existed."""
     details = {name: value for name, value in error.details.items() if name != "status"}
     return {"error": {"code": error.code, "message": error.message, "details": details}}
 
@@ -87,7 +87,8 @@ def to_problem(error: ApiError, dialect: ProblemDialect = DEFAULT_DIALECT) -> di
     field = error.details.get("field")
     problem: dict[str, Any] = {
         "type": TYPE_PREFIX + kind,
-        # A dialect may use a separate code or a different common code. The title belongs to the type.
+        # A dialect may replace the code with another common code or with a separate one. The title belongs to the code
+        # that the client sees, unless that code is not in the table.
         "title": PROBLEMS.get(kind, PROBLEMS[error.code])[1],
         "status": get_status(error, dialect),
         "detail": error.message,

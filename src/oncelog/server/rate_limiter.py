@@ -82,7 +82,7 @@ class LogLimiter:
     def __init__(self, now_ms: Callable[[], float], lines_max: int = LINES_MAX) -> None:
         self._rates = RateLimiter(lines_max, lines_max, _MESSAGES_MAX, now_ms)
         self._suppressed: dict[str, tuple[int, int, dict[str, Any]]] = {}
-        """How many lines were suppressed, by message, with the level and fields of the last one."""
+        """How many lines were suppressed, by message, with the level and fields of the last suppressed line."""
 
     def log(self, level: int, message: str, **fields: Any) -> None:
         """Write a line, or count it as suppressed."""

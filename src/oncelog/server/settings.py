@@ -199,7 +199,7 @@ class TicketSettings(Struct, frozen=True, kw_only=True):
 
 
 class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
-    """All settings, checked individually and together. The table `limits` is two structs: engine and APIs."""
+    """All settings, checked individually and together. The `limits` table has two structs: engine and APIs."""
 
     log: LogSettings = LogSettings()
     disk: DiskLimits = DISK_DEFAULTS

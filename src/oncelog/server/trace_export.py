@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 EXPORT_WAIT_S: Final = 3.0
 """How long a stopping server waits for the export of its last spans. An unreachable collector reaches this limit."""
 EXPORTERS_GROUP: Final = "opentelemetry_traces_exporter"
-"""Entry points by which OpenTelemetry's packages offer exporters."""
+"""Entry point group in which OpenTelemetry packages register their exporters."""
 
 
 class TraceExport:
-    """The tracer provider of a server, and the end of its export."""
+    """The tracer provider of a server, and the shutdown of its export."""
 
     def __init__(self, endpoint: str | None) -> None:
         """Use the provider of the process if the application has set one; otherwise create one that exports.
@@ -40,7 +40,7 @@ class TraceExport:
             self.provider = self._own = _build_provider(endpoint)
 
     async def close(self) -> None:
-        """Export the last spans, and stop. Does nothing to a provider of the application."""
+        """Export the last spans, and stop. A provider that belongs to the application is left running."""
         own, self._own = self._own, None
         if own is None:
             return
@@ -51,7 +51,7 @@ class TraceExport:
             with suppress(RuntimeError):  # the server has stopped waiting, and its loop is closed
                 loop.call_soon_threadsafe(is_done.set)
 
-        # A daemon, because the export can wait for an unreachable collector for longer than the server does.
+        # Use a daemon thread: the export may wait for an unreachable collector for longer than the server does.
         threading.Thread(target=shut_down, name="oncelog-traces", daemon=True).start()
         try:
             await asyncio.wait_for(is_done.wait(), EXPORT_WAIT_S)

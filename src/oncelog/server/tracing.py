@@ -1,10 +1,11 @@
 """Spans of a server's requests.
 
 Each request has a span while the log handles it: an HTTP request, a gRPC call, or a write over a WebSocket. The span
-continues the client's trace (`traceparent`). An invalid `traceparent` starts a new trace, as W3C Trace Context says.
+continues the client's trace (`traceparent`). If the `traceparent` is invalid, the span starts a new trace, as W3C Trace
+Context requires.
 Health checks, metrics, and connections that stay open have no span.
 
-Only a server with tracing sets `AuthGate.tracer`, and only then this module imports OpenTelemetry.
+Only a server with tracing sets `AuthGate.tracer`, and only then does this module import OpenTelemetry.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ class RequestTracer:
         """Names of the headers that carry a trace context. `OTEL_PROPAGATORS` selects them."""
 
     def start(self, name: str, carrier: Mapping[str, str], attributes: Mapping[str, Any]) -> "RequestSpan":
-        """Start the span of a request, which carries the trace context of the client, or none, in `carrier`."""
+        """Start the span of a request. `carrier` contains the client's trace context, if the client sent one."""
         kind = self._trace.SpanKind.SERVER
         return RequestSpan(self._trace, self._otel.start_span(name, self._extract(carrier), kind, attributes))
 
@@ -43,14 +44,14 @@ class RequestSpan:
         self._span = span
 
     def activate(self) -> AbstractContextManager[Any]:
-        """Return a context manager: writes in its block are part of the request."""
+        """Return a context manager that makes this span the parent of the spans started in its block."""
         manager: AbstractContextManager[Any] = self._trace.use_span(
             self._span, record_exception=False, set_status_on_exception=False
         )
         return manager
 
     def end(self, error: str = "", *, is_fault: bool = False, **attributes: Any) -> None:
-        """End the span. `error` is the kind of a failure, and `is_fault` whether the server caused it.
+        """End the span. `error` is the kind of failure, and `is_fault` says whether the server caused it.
 
         In names of attributes, `__` stands for a dot.
         """

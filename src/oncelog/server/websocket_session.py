@@ -1,9 +1,9 @@
 """Base class of all WebSocket sessions: the logic of one connection, without its socket.
 
 A session receives frames and writes frames through a `SessionTransport`; it opens no socket and starts no task. The
-base class limits the frame rate, decodes frames (long ones in a thread), checks that the first one authenticates, looks
-up the handler in the session's message table, submits writes, counts outcomes, and closes the connection. A subclass
-adds its decoder, message table, handlers, and error format.
+base class limits the frame rate, decodes frames (long ones in a thread), checks that the first frame authenticates the
+client, looks up the handler in the session's message table, submits writes, counts outcomes, and closes the connection.
+A subclass adds its decoder, message table, handlers, and error format.
 
 `websocket.py` connects sessions to aiohttp.
 """

@@ -1,6 +1,6 @@
 """Send messages, then kill this process: python chat_client_worker.py URL FILE MOMENT COUNT
 
-Ann sends the messages `0` to COUNT - 1 to the chat `tea`. The process kills itself when all messages are on disk and
+Ann sends the messages `0` to COUNT - 1 to the `tea` chat. The process kills itself when all messages are on disk and
 the first one is at MOMENT: `unsent` (not sent yet) or `unanswered` (the server has answered, but the client has not
 processed the answer).
 """

@@ -162,7 +162,7 @@ async def test_commit_of_the_old_connection_after_the_new_sync_is_received_in_or
 async def test_commit_of_the_old_connection_after_a_busy_answer_is_received_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new connection also submits the event. It gets no broadcast, only the answer `server_busy`."""
+    """The new connection also submits the event. It gets no broadcast, only a `server_busy` answer."""
     async with (
         serving(tmp_path, queue_items_max=2) as served,
         client_of(served.url, client_id="ada") as client,

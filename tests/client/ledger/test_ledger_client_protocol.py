@@ -428,7 +428,7 @@ def test_write_gets_the_next_sequence_if_its_own_was_committed_by_an_earlier_wri
 
 @pytest.mark.rule("LG-23")
 def test_nothing_is_sent_until_a_withdrawal_is_saved() -> None:
-    """Otherwise, after a crash, the withdrawn write would be pending again and commit after its successor."""
+    """After a crash before the save, the withdrawn write is pending again and must not commit after its successor."""
     driver = ProtocolDriver(in_flight_max=1).receive_state(0)
     driver.submit(2)
     driver.save()

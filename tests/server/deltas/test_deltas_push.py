@@ -152,8 +152,8 @@ async def test_known_delta_is_acknowledged_while_the_queue_is_full(
         if is_in_memory:
             body = b'{"deltas":[%b]}' % b",".join(canonical(delta) for delta in known)
             assert (await gateway.push_body(body)).json["duplicates"] == 2  # the pushed deltas in canonical form
-        # Only one lookup may wait for the held commit. With a cache, it is the lookup of this push; without one, it is
-        # the retry's.
+        # Only one lookup may wait for the held commit. With a cache, it is the lookup of this push; without a cache, it
+        # is the lookup of the retry.
         busy = asyncio.ensure_future(gateway.push(known[0], change(99, a=99)))
         await until(lambda: len(inquiries) == 1 if is_in_memory else busy.done())
         await soon(gate.reached.wait())

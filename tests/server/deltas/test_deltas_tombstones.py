@@ -83,7 +83,7 @@ async def test_late_delta_of_a_dropped_row_is_acknowledged_and_loses(tmp_path: P
 
 @pytest.mark.rule("DE-13", "DE-12")
 async def test_reader_that_missed_dropped_deletes_must_replace_its_rows(shared_server: SharedServer) -> None:
-    """Otherwise the reader would keep rows that the snapshot lacks. A reader without rows has nothing to replace."""
+    """The reader may hold rows that the snapshot lacks. A reader without rows has nothing to replace."""
     gateway = shared_server.gateway()
     await gateway.push_accepted(change(1, "gone", a=1), change(2, "gone", op="DELETE"), change(3, "kept", a=1))
     await gateway.compact(upto=2, tombstoneAgeMs=0)

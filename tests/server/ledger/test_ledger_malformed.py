@@ -120,7 +120,7 @@ async def test_json_with_an_invalid_field_is_refused_with_its_path(
 @pytest.mark.rule("LG-22", "CO-20")
 @pytest.mark.parametrize("path", ["write", "batch-write"])
 async def test_unknown_member_is_refused_by_name(shared_server: SharedServer, path: str) -> None:
-    """Otherwise a misspelt `vault` would write to the organization, and a misspelt key would be ignored."""
+    """A request with a misspelt `vault` must not write to the organization, and a misspelt key must not be ignored."""
     for name in ("vault_id", "idempotencyKey", "Vault", "x\ny", "actor"):
         given: Json = {"organization": shared_server.name, **GOOD, name: "main"}
         if path == "batch-write":

@@ -169,7 +169,7 @@ async def test_proof_of_an_erased_transaction_covers_its_header(tmp_path: Path, 
         verification = documents.verify(document_of(found), block_hash=answers[1]["block_header"]["hash"])
         assert (verification.findings, verification.is_erased) == ((), True)
         fourth = expect_success(await ledger.write(4, SET, key=key(4)))
-        erasure = fourth["block_header"]["height"] - 1  # the audit record's block
+        erasure = fourth["block_header"]["height"] - 1  # the block of the audit record
         assert erasure == answers[2]["block_header"]["height"] + 1
     assert (await oncelog("verify", log_at(tmp_path / "events.db"))).exit_code == 0
 

@@ -166,7 +166,7 @@ def test_write_that_follows_many_answers_is_held() -> None:
 
 @pytest.mark.usefixtures("hold_writes")
 async def test_long_write_does_not_overtake_held_writes(tmp_path: Path) -> None:
-    """Otherwise a client with consecutive sequences would get a sequence gap."""
+    """A long write that overtakes an earlier write of its client gets a sequence gap."""
     async with run_server(tmp_path, GRPC) as server:
         ledger = server.ledger(client_id="till")
         first = asyncio.ensure_future(ledger.write(1, put("a", b"v")))

@@ -72,7 +72,7 @@ class Window:
         await until(is_so, lambda: (script, wanted, seen[0]))
 
     async def lines(self) -> list[Line]:
-        """Return the lines of the open chat, without the welcome bot's."""
+        """Return the lines of the open chat, without the greetings of the welcome bot."""
         found: list[Line] = await self.tab.run(READ)
         return [one for one in found if one["sender"] != WELCOME_BOT]
 

@@ -49,7 +49,9 @@ def import_(  # noqa: PLR0913 - each one is an option
     row_id: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the row ids.", show_default=False)],
     client_id: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Client id of the deltas. Default: that of the profile.", show_default=False),
+        typer.Option(
+            metavar="ID", help="Client id of the deltas. Default: the profile's client id.", show_default=False
+        ),
     ] = None,
     types: Annotated[
         list[str] | None,
@@ -154,7 +156,7 @@ def _parse_types(options: Sequence[str]) -> dict[str, str]:
 
 
 def _parse_start(text: str) -> int:
-    """Parse the option --at into the clock reading of the first row. Raises OncelogError."""
+    """Parse the --at option into the clock reading of the first row. Raises OncelogError."""
     time_ms = parse_utc_ms(text)
     if time_ms is None:
         raise OncelogError(f"--at must be a time such as 2026-01-31T12:00:00Z, not {text!r}")
@@ -164,7 +166,7 @@ def _parse_start(text: str) -> int:
 
 
 def _format_hlc_time(hlc: int) -> str:
-    """Format the time of a clock reading as the option --at accepts it."""
+    """Format the time of a clock reading in the format that the --at option accepts."""
     return format_utc(wall_ms(hlc), "T", "Z")
 
 

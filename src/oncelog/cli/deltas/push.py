@@ -156,7 +156,7 @@ class _DeltaParser:
         return PushItem(encode_delta(decode_delta(text)), place, is_stamped=is_stamped)
 
     def _next_hlc(self) -> str:
-        """Return a clock reading above the last one, so that the later of two changes to a column wins."""
+        """Return a clock reading above the previous one, so that the later of two changes to a column wins."""
         reading = hlc.tick(self._last, self._clock.wall_ms())
         if isinstance(reading, ClockExhausted):
             raise OncelogError("this machine's clock is past the latest time that a delta can have")

@@ -173,7 +173,7 @@ def snapshot(
 ) -> None:
     """Print all rows of a gateway with their clocks, including deleted rows, as JSON: one object per line.
 
-    Deleted rows that a compaction has dropped are missing, so replace all your rows with these.
+    The output lacks deleted rows that a compaction has dropped, so replace all of your rows with it.
 
     The last line is {"cursor", "epoch"}: continue from there with `oncelog deltas pull GATEWAY --since CURSOR`. The
     output is complete only with this line.

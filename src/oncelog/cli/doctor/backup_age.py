@@ -33,7 +33,7 @@ TIMEOUT_S: Final = 20
 
 
 class LogTimes(Struct, frozen=True):
-    """What a log or a backup says about its history."""
+    """Time of the newest commit of a log or a backup, and the epochs of its history."""
 
     newest_ms: int
     """Time of the newest commit, or of the creation."""
@@ -52,8 +52,9 @@ def check_backup_file(path: str, log: str | None, age_ms_max: int | None) -> Che
 
 
 def check_backup_target(target: BackupTarget, log: str | None, age_ms_max: int | None) -> Check:
-    """Check a continuous backup. Restores its newest state if it was not written by the last backup of this log on this
-    machine.
+    """Check a continuous backup.
+
+    Unless this machine's last backup of the log wrote the newest state, restore that state and compare it with the log.
     """
     times = None if log is None else _read_log_times(log)
     match = None
@@ -71,19 +72,20 @@ def check_backup_target(target: BackupTarget, log: str | None, age_ms_max: int |
     if match is not None:
         yield _judge_match(target.name, match, age_ms_max)
         return
-    # The time at which the newest change was copied, which is later than its commits. It may be cut to a second.
+    # The time at which the newest change was copied, which is later than its commits. It may lack the milliseconds.
     copied_ms = points[-1].time_ms // 1000 * 1000 + 999
     yield judge_age(target.name, copied_ms, times, age_ms_max)
 
 
 def check_configured_backup(log: str, age_ms_max: int | None) -> Check:
-    """Check the continuous backup that has last run for a log in a file, if there is one."""
+    """Check the continuous backup that ran last for a log in a file, if there is one."""
     target = find_configured_target(log)
     if target is None:
         yield warning(
             "backup",
             "no backup was checked",
-            f"Name it with --backup. To make one: oncelog backup {shlex.quote(log)} s3://BUCKET/PREFIX, or a file.",
+            f"Pass the backup with --backup. If there is none, make one: oncelog backup {shlex.quote(log)} "
+            "s3://BUCKET/PREFIX (or a file).",
         )
         return
     if is_replicating(log):
@@ -97,7 +99,7 @@ def check_configured_backup(log: str, age_ms_max: int | None) -> Check:
     try:
         yield from check_backup_target(target, log, age_ms_max)
     except BackupError as error:
-        yield warning("backup", str(error), "To check it, set its credentials in the environment.")
+        yield warning("backup", str(error), "To check the backup, set its credentials in the environment.")
 
 
 def judge_age(name: str, backup_ms: int, log: LogTimes | None, age_ms_max: int) -> Finding:

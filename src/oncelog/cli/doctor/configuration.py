@@ -186,14 +186,14 @@ def _check_expiry(chain: "FileContents") -> Check:
 def judge_expiry(name: str, starts_ms: int, ends_ms: int, now_ms: int) -> Finding:
     """Return the finding for a certificate that is valid from `starts_ms` to `ends_ms`."""
     if now_ms >= ends_ms:
-        return problem("tls", f"{name} expired {format_utc(ends_ms)}", "Renew it. SIGHUP loads the new one.")
+        return problem("tls", f"{name} expired {format_utc(ends_ms)}", "Renew it. SIGHUP loads the new certificate.")
     if now_ms < starts_ms:
         return problem(
             "tls", f"{name} is not valid before {format_utc(starts_ms)}", "Correct the clock, or replace it."
         )
     remaining = f"{name} expires in {format_duration(ends_ms - now_ms)}"
     if ends_ms - now_ms < EXPIRY_WARNING_MS:
-        return warning("tls", remaining, "Renew it. SIGHUP loads the new one.")
+        return warning("tls", remaining, "Renew it. SIGHUP loads the new certificate.")
     return ok("tls", remaining)
 
 

@@ -132,8 +132,8 @@ def judge_archive(settings: dict[str, str], times: Any) -> Finding:
         return warning(
             "backup",
             "the database archives no write-ahead log (archive_mode is off)",
-            "Ignore this if it is backed up in another way, such as pg_dump or your provider's backups. Otherwise set "
-            "up pg_basebackup and an archive.",
+            "Ignore this if the database is backed up in another way, such as pg_dump or your provider's backups. "
+            "Otherwise set up pg_basebackup and an archive.",
         )
     if failed_ms is not None and failed_ms > (archived_ms or 0):
         return problem("backup", "the last attempt to archive the write-ahead log failed", "Check archive_command.")
@@ -182,7 +182,7 @@ def judge_clock_difference(database_ms: int, machine_ms: int) -> Finding | None:
     return warning(
         "clock",
         f"the database's clock is {format_duration(abs(difference_ms))} {side} the clock of this machine",
-        "Synchronise both with NTP. Credentials expire by the server's clock, and keys by the database's.",
+        "Synchronise both with NTP. Credentials expire by the server's clock, and keys by the database's clock.",
     )
 
 

@@ -25,7 +25,7 @@ class Finding(Struct, frozen=True):
     level: Level
     message: str
     remedy: str = ""
-    """What to do, unless the message says it."""
+    """What to do, unless the message already says so."""
 
 
 def ok(check: str, message: str) -> Finding:

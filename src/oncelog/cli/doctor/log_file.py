@@ -32,7 +32,7 @@ _MOUNTS: Final = Path("/proc/self/mounts")
 
 
 class FileExpectations(Struct, frozen=True):
-    """How a log file should be, from the server's settings or by default."""
+    """Expected properties of a log file, from the server's settings or by default."""
 
     disk: DiskLimits
     jump_ms_max: int

@@ -33,7 +33,7 @@ CLOCK_DIFFERENCE_MS_MAX: Final = 30_000
 """As much as the leeway for tokens (`tokens.leeway_ms`)."""
 READY_PATH: Final = "/readyz"
 _PROBE_PARTITION: Final = "oncelog/doctor"
-"""The token may not read this partition: the server then answers 403 instead of 401."""
+"""Partition that the check of a token reads. If a valid token has no access to it, the server answers 403, not 401."""
 
 
 class _Answer(Struct, frozen=True):
@@ -116,7 +116,7 @@ def _check_local_server(settings: "ServerSettings", epoch: str | None) -> tuple[
         "Stop that program, or choose another port.",
     )
     try:
-        # The certificate is for another name than the address. The request contains no credential.
+        # Do not verify the certificate, because it is not for a local address. The request contains no credential.
         answer = _request(url, READY_PATH, is_verified=False)
     except _UnreachableError:
         return taken, False

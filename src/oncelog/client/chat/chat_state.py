@@ -2,8 +2,9 @@
 
 All messages up to `complete_to` have arrived, so readers may see them. The next message raises `complete_to` by one.
 The last page of a sync raises it to the end of the page: sequences missing from the page do not exist, so a gap
-does not hold messages back. Messages after the next one are stored (`ahead`) and show that a message is missing. If the
-missing message does not arrive soon, the client syncs the chat, because the message may have been lost.
+does not hold messages back. A message that arrives before its predecessor is stored (`ahead`) and shows that the
+predecessor is missing. If the missing message does not arrive soon, the client syncs the chat, because the message may
+have been lost.
 
 While a sync has further pages, `complete_to` does not change, so readers never see part of a sync.
 """

@@ -44,7 +44,7 @@ class SendAck(Sent, frozen=True, gc=False, kw_only=True):
 
 
 class MessageBatch(Struct, frozen=True):
-    """A `message_batch`."""
+    """A `message_batch` frame: a page of a sync."""
 
     chat_id: str
     messages: list[Message]
@@ -54,7 +54,7 @@ class MessageBatch(Struct, frozen=True):
 
 
 class DeliveryFrame(Delivery, frozen=True, gc=False):
-    """A `delivery`."""
+    """A `delivery` frame: a member's watermark."""
 
     last_acked_sequence: Number
 
@@ -75,7 +75,7 @@ class ServerError(Struct, frozen=True):
 
 
 class ClosingFrame(Struct, frozen=True):
-    """A `connection_closing`."""
+    """A `connection_closing` frame: the server is about to close the connection."""
 
     reason: str = ""
     reconnect_delay_ms: Number = 0

@@ -36,7 +36,7 @@ class DeliveryCounts:
     _connector: ChatConnector
     _http: ChatHttpClient
     _counted_connections: dict[str, int] = field(default_factory=dict)
-    """Number of the connection on which the watermarks of each chat were last requested."""
+    """By chat, the number of the connection on which the client last requested the chat's watermarks."""
     _scheduled: set[str] = field(default_factory=set)
     """Chats whose watermarks a task is requesting."""
 

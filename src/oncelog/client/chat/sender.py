@@ -203,7 +203,8 @@ class ChatSender(BaseProtocol):
                 break
             queued = chat.queue[name]
             if now_ms + self._wall_ahead_ms - queued.entry.accepted_at_ms >= self._limits.remembered_ms:
-                # The sync did not find it, so it is not in the chat. The application decides whether to send it again.
+                # The sync did not find the message, so it is not in the chat. The application decides whether to send
+                # it again.
                 reason = "it has been in the outbox for longer than a server remembers its id (remembered_ms)"
                 self._refuse(chat, name, EXPIRED, reason)
                 continue

@@ -263,7 +263,7 @@ class Membership(Struct, frozen=True):
 class HistoryChange(BaseHistoryChange, frozen=True):
     """The server has a different history, for example after a restore. The client has removed the old messages.
 
-    It reloads all chats from their first message, or only the chat `chat_id` if that is not None.
+    It reloads all chats from their first message, or only one chat if `chat_id` is not None.
     """
 
     chat_id: str | None = None

@@ -81,7 +81,7 @@ class PushProtocol:
         self._forget_refusal()
 
     def handle_answer(self, batch: Sequence[OutboxEntry], answer: PushReply | ClientError) -> RetryPause | None:
-        """Process the answer to a push, and return the pause before the next one, or None.
+        """Process the answer to a push, and return the pause before the next push, or None.
 
         An acknowledgement must be saved in the outbox before this call.
         """

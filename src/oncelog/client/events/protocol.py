@@ -183,7 +183,7 @@ class EventsProtocol(BaseProtocol):
 
     @property
     def is_flooded(self) -> bool:
-        """Whether too many events are in memory. If so, close the connection; the next one begins in phase ASIDE."""
+        """Whether too many events are in memory. If so, reconnect: the next connection begins in phase ASIDE."""
         held_count = 0 if self._request is None else len(self._request.held_broadcasts)
         return self.phase is EventsPhase.LIVE and len(self.ready) + held_count > 2 * READY_EVENTS_MAX
 
@@ -438,7 +438,7 @@ class EventsProtocol(BaseProtocol):
             request.holds_broadcasts, request.cursor = True, self._cursor
 
     def _split(self, request: _Request, reason: str, message: str) -> None:
-        """Retry with half as many events until the faulty event is alone, then refuse that one."""
+        """Retry with half as many events until a request contains only the faulty event, then refuse that event."""
         if len(request.entries) == 1:
             self.settled.append(SettledEntry(request.entries[0], Refused(reason, (Fault("$", message),))))
             self.blocked_writes.unblock()

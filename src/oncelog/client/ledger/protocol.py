@@ -145,7 +145,7 @@ class LedgerProtocol:
         self._unsaved_removals -= sum(not isinstance(settled.outcome, Written) for settled in changes.settled)
 
     def revert_unsaved(self, changes: StoreChanges) -> None:
-        """After a failed save, keep the changes for the next one, but remove new writes from the queue."""
+        """After a failed save, keep the changes for the next save, but remove new writes from the queue."""
         for entry, _, _ in changes.entries:
             if entry.saved_sequence == 0:
                 self._queue.pop(entry.number, None)

@@ -1,7 +1,7 @@
 """A client's outbox: writes without an outcome, and the task that saves them before they are sent.
 
 The same task saves data from the server before the client reports it. Writes and data that arrive during a store
-transaction go into the next one.
+transaction go into the next transaction.
 """
 
 import asyncio

@@ -57,7 +57,7 @@ class StoreSchema(Struct, frozen=True):
     application_id: int = 0
     """`application_id` of the file, or 0 if the tables may be in the application's own file."""
     state_table: str = ""
-    """Table with the column `schema_version`, for tables that may be in the application's own file."""
+    """Table with a `schema_version` column, for tables that may be in the application's own file."""
     lock_suffix: str = "-lock"
 
     def read_script(self, name: str) -> str:

@@ -32,7 +32,7 @@ class SecretCheck(enum.Enum):
     """How strictly the owner and mode of a secret file are checked (CO-26)."""
 
     SERVER = "server"
-    """Refuse files that belong to a user other than the server's or root, and files that other users may read."""
+    """Refuse files that belong neither to the server's user nor to root, and files that other users may read."""
     COMMAND = "command"
     """Like SERVER, but root may use any user's files, because root maintains the files of services."""
     WARN = "warn"
@@ -76,8 +76,8 @@ class FileContents(Struct, frozen=True):
 def check_secret_file(path: str, owner: int, mode: int, description: str, check: SecretCheck) -> None:
     """Raise SettingsError for a secret file that other users own, or may read or change.
 
-    The rule is PostgreSQL's: the file must belong to the process's user and have at most mode 0600, or belong to root
-    and have at most mode 0640. Owner and mode are read from the opened descriptor, not from the path.
+    PostgreSQL has the same rule: the file must belong to the process's user and have at most mode 0600, or belong to
+    root and have at most mode 0640. Owner and mode are read from the opened descriptor, not from the path.
     """
     problem = _find_problem(path, owner, mode, check)
     if problem is None:
@@ -109,7 +109,7 @@ def _find_problem(path: str, owner: int, mode: int, check: SecretCheck) -> str |
 def read_file(path: str, bytes_max: int) -> FileContents:
     """Read a whole file. Raises SettingsError if it is missing, too large or not a regular file."""
     try:
-        # Non-blocking, so that the server can refuse a pipe instead of blocking on it.
+        # Open without blocking, so that the server refuses a pipe instead of waiting for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             found = os.fstat(descriptor)

@@ -1,7 +1,7 @@
 """Keys that sign and verify tokens, loaded from files.
 
-The type of a key determines its only algorithm, and a token cannot change it: an RSA key verifies RS256, never HS256. A
-token selects among the keys of its algorithm, never an algorithm for a key.
+The type of a key determines its only algorithm: an RSA key verifies RS256, never HS256. The server tries a token only
+with the keys of the algorithm that the token names, so a token cannot choose a different algorithm for a key.
 """
 
 import enum
@@ -77,8 +77,8 @@ class SigningKey(Struct, frozen=True):
     key_id: str | None
     key: Key
     digest: bytes = b""
-    """Identifies the key by algorithm, id and material, in every process. Only encrypted tickets contain it, because a
-    digest helps to guess a weak secret."""
+    """Identifies the key by algorithm, id and material, in every process. Only encrypted tickets contain it, because
+    the digest of a weak secret would help an attacker to guess the secret."""
 
     def __post_init__(self) -> None:
         material = self.key.raw_value if isinstance(self.key, OctKey) else self.key.thumbprint().encode()
@@ -161,7 +161,7 @@ def parse_key_file(
 def load_signing_key(path: str, algorithm: str, key_id: str | None, check: SecretCheck) -> SigningKey:
     """Return the key in a file, for signing tokens. Raises SettingsError if the file is invalid.
 
-    In a key set, the id selects the key. The key in a secret or PEM file is given this id, as it is in a server.
+    In a key set, the id selects the key. A secret or PEM file contains one key without an id, which is given this id.
     """
     source = KeyFile(path, KeyKind.SECRET if algorithm == "HS256" else KeyKind.PEM, key_id)
     contents = secret_files.read_file(path, TOKEN_KEY_FILE_BYTES_MAX)
@@ -174,7 +174,7 @@ def load_signing_key(path: str, algorithm: str, key_id: str | None, check: Secre
 
 
 def _is_key_set(contents: FileContents) -> bool:
-    """Return whether a file contains a JSON object with the member `keys`."""
+    """Return whether a file contains a JSON object with a `keys` member."""
     try:
         value = secret_files.parse_json(contents)
     except SettingsError:

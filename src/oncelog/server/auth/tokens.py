@@ -1,4 +1,4 @@
-"""Tokens: JWTs that identify a user and list its grants (CO-21).
+"""Tokens: JWTs that identify a user and list the user's grants (CO-21).
 
 joserfc verifies the signature, and this module verifies the claims. It reads only signed data, limits all sizes, and
 reports the reason for a refusal only in the server's log output.

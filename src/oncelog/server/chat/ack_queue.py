@@ -17,8 +17,8 @@ from oncelog.server.chat.service import refusal_error
 from oncelog.server.errors import BUSY_RETRY_AFTER_MS, ApiError, to_api_error
 
 PENDING_ACKS_MAX: Final = 1000
-"""Maximum number of queued acknowledgements per user and chat. They are kept because the log may refuse the highest
-one."""
+"""Maximum number of queued acknowledgements per user and chat. The queue keeps the lower ones too, because the log may
+refuse the highest."""
 
 
 class PendingAck(Struct, eq=False, gc=False):

@@ -139,7 +139,7 @@ def encode_connected(user_id: str, epoch: str, heartbeat_ms: int) -> bytes:
 
 
 def to_error_members(error: ApiError) -> dict[str, Any]:
-    """Return the JSON members of an error, without the detail `status`, which is for HTTP only."""
+    """Return the JSON members of an error, without the `status` detail, which is for HTTP only."""
     details = {name: value for name, value in error.details.items() if name != "status"}
     return {"code": get_code(error), "message": error.message, **details}
 

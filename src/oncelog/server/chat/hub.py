@@ -1,9 +1,10 @@
 """Fan-out of the Chat API: delivers each message once, in order, to the connected members of its chat.
 
-The hub listens to all stream lanes and delivers by position, never by verdict. It also listens to membership changes,
-which arrive in the order of their revisions. Changes made by other servers therefore arrive in the same way as those
-made by this server. The hub encodes each broadcast once. The connection that sent a message receives the answer instead
-of the broadcast.
+The hub listens to all stream lanes. The tailer of a lane passes on each record in the order of positions, and the hub
+delivers it at once, without waiting for the verdict of the write. The hub also listens to membership changes, which
+arrive in the order of their revisions. It therefore delivers messages and changes from other servers in the same way as
+messages and changes from this server. The hub encodes each broadcast once. The connection that sent a message receives
+the answer instead of the broadcast.
 """
 
 import asyncio
@@ -88,7 +89,7 @@ class ChatHub:
                 if user.load_task is None or user.load_task.done():
                     user.load_task = asyncio.get_running_loop().create_task(self._load_chats(name, user))
                 await asyncio.shield(user.load_task)
-            # The reader cannot miss a change, because this task has not awaited anything since it applied the last one.
+            # Do not await anything from here on: the reader would miss a change that arrives in the meantime.
             user.readers.add(reader)
             for scope in user.chats:
                 self._follow(reader, scope)
@@ -290,7 +291,7 @@ class ChatHub:
                 )
 
     def follow_chat(self, scope: str, names: Collection[str], changes: Sequence[tuple[str, bytes]]) -> None:
-        """See `LookupReceiver`. Users have already received the changes that concern themselves."""
+        """See `LookupReceiver`. Each user has already received the changes to their own membership."""
         for name in names:
             user = self._users[name]
             frames = b"".join(frame for member, frame in changes if member != name)

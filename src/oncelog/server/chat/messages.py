@@ -355,7 +355,7 @@ class ChatMessages:
             raise field_error("$.type", f"must be {', '.join(others)} or {last}")
         is_send = kind == "send_message"
         if is_send:
-            get_text(members, "chat_id", "$")  # a frame whose id is not a string is malformed; other faults follow
+            get_text(members, "chat_id", "$")  # checked first: without an id, the frame itself is malformed
         with _refuse_invalid_message() if is_send else nullcontext():
             frame: Frame = message.decode(members, "$", request_id)
         traceparent = members.get("traceparent")

@@ -1,4 +1,4 @@
-"""WebSocket sessions of the Chat API, which handle the frames `connect`, `send_message`, `sync`, `ack` and `ping`."""
+"""WebSocket sessions of the Chat API, which handle `connect`, `send_message`, `sync`, `ack` and `ping` frames."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -201,8 +201,8 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
             return
         self._count_request(error_codes.SLOW_CONSUMER)
         self.on_disconnect()
-        # The error replaces the queued frames and follows those already written, so that a client that keeps reading
-        # finds it.
+        # The error replaces the queued frames and follows the frames already written, so that a client that keeps
+        # reading receives it.
         error = ApiError(
             error_codes.SLOW_CONSUMER, "the client reads more slowly than messages arrive; connect again and sync"
         )

@@ -114,8 +114,8 @@ class DeltasEndpoints:
             description=(
                 "Server-sent events. The first is `connected`, with the epoch; then every delta after the cursor, "
                 "and new deltas as they are committed. The id of a delta is its `sequence`, so browsers resume "
-                "automatically. An event `snapshot` means that the cursor is older than the compaction. An event "
-                "`error` gives the reason why the server ends the stream. The same path also serves a WebSocket "
+                "automatically. A `snapshot` event means that the cursor is older than the compaction. An `error` "
+                "event gives the reason why the server ends the stream. The same path also serves a WebSocket "
                 "(docs/reference/deltas.md)."
             ),
             parameters=(_GATEWAY_PARAMETER, *_CURSOR_PARAMETERS, resume_parameter("sequence"), TICKET),

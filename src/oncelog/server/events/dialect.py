@@ -306,7 +306,7 @@ class Dialect(ABC):
     # --- frames out
 
     def encode_frame(self, kind: bytes, parts: Sequence[bytes], now_ms: int, msg_id: bytes = b"") -> bytes:
-        """Encode a message as a frame, from the parts of its payload. `msg_id` is the request's, in JSON."""
+        """Encode a message as a frame, from the parts of its payload. `msg_id` is the JSON form of the request's id."""
         names = self.names
         head = b'{"type":"%b","%b":"1.0",%b"timestamp":%d,"payload":' % (
             kind,

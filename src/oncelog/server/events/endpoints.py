@@ -72,8 +72,8 @@ class EventsEndpoints:
             description=(
                 "Server-sent events. The first is `connected`, with the epoch; then every event after the cursor, "
                 "and new events as they are committed. The id of an event is its `committed_id`, so browsers "
-                "resume automatically. The server sends a comment when the stream is idle. An event `error` gives "
-                "the reason why the server ends the stream; a server that stops ends it without one."
+                "resume automatically. The server sends a comment when the stream is idle. An `error` event gives "
+                "the reason why the server ends the stream. A server that is stopping ends the stream without one."
             ),
             parameters=(*_SCOPE_PARAMETERS, resume_parameter("committed_id"), TICKET),
             authorize=self._authorize_read,

@@ -1,8 +1,9 @@
 """Fan-out of the Events API: delivers each record once, in order, and places replies among the broadcasts.
 
-The hub is the only listener on lane 0 and delivers by position, never by verdict. It encodes a broadcast once and puts
-the same bytes into the send queues of all readers whose scope contains a partition of the record, except for the reader
-that submitted the record.
+The hub is the only listener on lane 0. The lane's tailer passes on each record in the order of positions, and the hub
+delivers it at once, without waiting for the verdict of the write. The hub encodes a broadcast once and puts the same
+bytes into the send queues of all readers whose scope contains a partition of the record, except for the reader that
+submitted the record.
 
 A reply whose highest position is p follows the broadcasts of lower positions and precedes the broadcasts of higher
 positions (EV-14): the hub puts the reply into the send queue when it reaches p. If the hub reaches p before the verdict
@@ -30,7 +31,7 @@ class EventReader(SendQueueOwner, Protocol):
     dialect: Dialect
 
     def add_own(self, position: int) -> None:
-        """Record a position that this reader submitted, so that the record is not broadcast to it."""
+        """Record the position of an event that this reader submitted, which is not broadcast to the reader."""
 
     def place(self, number: int, reply: "PendingReply") -> None:
         """Place the reply at a position. A reply that is already placed at a lower position moves."""
@@ -103,7 +104,7 @@ class EventsHub:
     def settle_reply(self, reply: PendingReply) -> None:
         """Write a reply whose outcome (`frame`, `position`) is known, as soon as its position has been delivered.
 
-        A position above the hub's belongs to an event of the reply, so `deliver` will reach it.
+        A position above `self.position` belongs to an event of the reply, so `deliver` will reach it.
         """
         if reply.position <= self.position:
             self._release_reply(reply)

@@ -337,7 +337,7 @@ def decode_fast(data: bytes, actor: str, client: str, events_max: int) -> tuple[
     """Decode a plain `submit_events` into its `msg_id` and submissions. Returns None for any other message.
 
     A message with escapes, unknown or repeated members, or members of unexpected types is not plain. Unknown and
-    repeated members change the number of colons. The result matches the full decoder's, in half the time.
+    repeated members change the number of colons. The result is the same as that of the full decoder, in half the time.
     Most messages that a busy server receives are plain.
     """
     if b"\\" in data:

@@ -1,7 +1,7 @@
 """Projects of the `insieme` dialect, with their partitions, scopes and keys (EV-18).
 
-A project is the partition `project/ID`. An event of a project has two partitions: the project's and the one that the
-client chooses. As for every event, the principal must have write access to both.
+A project is the partition `project/ID`. An event of a project has two partitions: `project/ID`, and a partition that
+the client chooses. As for every event, the principal must have write access to both.
 
 Ids are separate in each project, so a project is also a scope. If an event's id is a UUID in its usual form, that UUID
 is the key. Any other id is appended to the scope, and the key is a UUID derived from both. Readers with the native
@@ -47,7 +47,7 @@ class Project(Struct, frozen=True):
         return isinstance(own, str) and own.startswith(f"{PROJECT_PREFIX}/") and own != self.partition
 
     def find_own_partition(self, partitions_text: str) -> str:
-        """Return the first partition in a JSON array that is not the project's.
+        """Return the first partition in a JSON array that is not the partition of the project.
 
         An event written in the native dialect may have only the project's partition, which is then the result.
         """

@@ -1,4 +1,4 @@
-"""WebSocket sessions of the Events API, which handle the messages `connect`, `submit_events` and `sync`.
+"""WebSocket sessions of the Events API, which handle `connect`, `submit_events` and `sync` messages.
 
 The subscriber delivers pages and broadcasts, the send queue holds unwritten frames, and the reply queue keeps replies
 in the order of their requests. Only the pages of an open sync cycle overtake results, which wait until the cycle is

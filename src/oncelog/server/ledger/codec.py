@@ -166,7 +166,7 @@ def spell_code(error: ApiError) -> str:
 
 
 def _to_previous_members(error: ApiError) -> dict[str, Any]:
-    """Return the member `error` in the format that preceded problem documents, for older clients."""
+    """Return the `error` member in the format that preceded problem documents, for older clients."""
     if "number" not in error.details:
         return to_error_member(error)
     return {"error": {"code": spell_code(error), "message": error.message, **error.details}}

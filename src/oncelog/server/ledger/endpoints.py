@@ -105,8 +105,9 @@ class LedgerEndpoints:
             summary=f"Commit {what}, once",
             description=(
                 "The server commits a transaction once, even if the client sends it several times. The answer is the "
-                "receipt. For an earlier commit that is no longer in memory, it has `already_committed`. A gap in the "
-                "sequence and a reused sequence or key get 409. A condition that is not met gets 412."
+                "receipt. If the transaction was committed earlier and its receipt is no longer in memory, the answer "
+                "has `already_committed`. A gap in the sequence and a reused sequence or key get 409. A condition that "
+                "is not met gets 412."
             ),
             body=RequestBody(schema=schema, decode=lambda body, _: decode(body), example=example),
             handle=self._write,

@@ -144,7 +144,7 @@ const start = async (name, asked) => {
     byId("manage").hidden = !room;
     members.draw({ room, me: protocol.me });
     panel.draw({ room, me: protocol.me, entries, silent: SILENT });
-    if (protocol.state === "refused") notice(`The server does not let ${name} in: ${protocol.problem}`);
+    if (protocol.state === "refused") notice(`The server refuses the connection of ${name}: ${protocol.problem}`);
   };
 
   const emptiness = (room) => {

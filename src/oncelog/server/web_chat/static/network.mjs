@@ -15,7 +15,7 @@ export const fate = ({ drop, duplicate, reorder, delayMs }, behindMs, random) =>
   return { arrivals, isDropped: false, isDoubled, isReordered };
 };
 
-// One direction of a connection. `deliver` receives the frames, and `tell` what happened to each frame.
+// One direction of a connection. `deliver` receives the frames, and `tell` receives what happened to each frame.
 export class Line {
   constructor({ rates, deliver, tell, random, now, later }) {
     Object.assign(this, { rates, deliver, tell, random, now, later });

@@ -114,7 +114,7 @@ export class Shell {
       }
       this.changed();
     } catch (error) {
-      // Ignore the error: the socket also reports an unreachable server, and the list of chats the end of a membership.
+      // Ignore the error: the socket also reports an unreachable server, and the list of chats shows lost memberships.
       if (!(error instanceof ApiError || error instanceof TypeError)) throw error;
     }
   }
