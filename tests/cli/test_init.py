@@ -215,7 +215,7 @@ def test_existing_file_is_named_and_not_overwritten(name: str, tmp_path: Path) -
     (tmp_path / name).write_text("mine")
     done = run(tmp_path)
     assert done.exit_code == 2
-    assert f"{tmp_path}/{name} exists, and is not overwritten" in done.stderr
+    assert f"{tmp_path}/{name} already exists. `oncelog init` does not overwrite files" in done.stderr
     assert done.stdout == ""
     assert names_in(tmp_path) == {name}
     assert (tmp_path / name).read_text() == "mine"

@@ -33,7 +33,7 @@ async def recorded_acts(log: Log) -> list[AuditEntry]:
 
 
 def roles_by_acts(acts: list[AuditEntry], chat: str) -> dict[str, object]:
-    """Return the members of a chat and their roles according to the recorded acts."""
+    """Return the members of a chat and their roles according to the audit records."""
     roles: dict[str, object] = {}
     for one in acts:
         if one.scope == chat and one.act == MEMBER_REMOVED:

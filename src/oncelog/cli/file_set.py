@@ -24,7 +24,7 @@ def create_file_set(directory: Path, names: Sequence[str]) -> Iterator[Path]:
     """Yield an empty directory for the block to write these files to. After the block, they appear in `directory`.
 
     The files are hard links, so an existing file is never replaced. If the process is killed, the next call removes
-    the files that have already appeared. Raises OncelogError if one of the files exists, with its name.
+    the files that have already appeared. Raises OncelogError, which names the file, if one of them exists.
     """
     created: list[Path] = []
     try:
@@ -156,6 +156,6 @@ def _check_absent(directory: Path, names: Sequence[str]) -> None:
         path = directory / name
         if path.exists() or path.is_symlink():
             raise OncelogError(
-                f"{path} exists, and is not overwritten. Choose another directory, or move the file away. To create "
-                "another API key for an existing configuration, use `oncelog apikey create`."
+                f"{path} already exists. `oncelog init` does not overwrite files. Choose another directory, or move the "
+                "file away. To create another API key for an existing configuration, use `oncelog apikey create`."
             )

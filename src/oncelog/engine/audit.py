@@ -1,4 +1,4 @@
-"""Audit records of a log (CO-43): a queue of acts to commit, and pages of recorded acts."""
+"""Audit records of a log (CO-43): a queue of actions to commit, and pages of audit records."""
 
 import asyncio
 import re

@@ -658,7 +658,7 @@ class BlockingLog(BlockingLogBase):
     def audit(self, after: str = "", limit: int = 100, wanted: AuditFilter | None = None) -> AuditPage:
         """Like `Log.audit`.
 
-        Return a page of the recorded acts in all lanes, sorted by log time.
+        Return a page of the audit records of all lanes, sorted by log time.
 
         `after` is the cursor of an earlier page (`audit_cursor`). Raises ValueError for any other string, and
         HistoryChangedError for a cursor from a different epoch.

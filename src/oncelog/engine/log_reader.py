@@ -1,4 +1,4 @@
-"""The read methods of a log: pages, followers, lookups, proofs and recorded acts."""
+"""The read methods of a log: pages, followers, lookups, proofs and the audit trail."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -167,7 +167,9 @@ class LogReader:
             start = after
             if consumer is not None:
                 if lane:
-                    raise ValueError(f"a consumer has a cursor of lane 0 or of a stream, not of lane {lane}")
+                    raise ValueError(
+                        f"a consumer can follow only lane 0 or a stream, not lane {lane}; omit `consumer` or `lane`"
+                    )
                 start = await self.cursor_of(consumer, stream or "") or after
             return await self._build_query(partitions, stream, lane, start, FOLLOW_RECORDS)
 
@@ -276,7 +278,7 @@ class LogReader:
         return await self._open_store.usage()
 
     async def audit(self, after: str = "", limit: int = 100, wanted: AuditFilter | None = None) -> AuditPage:
-        """Return a page of the recorded acts in all lanes, sorted by log time.
+        """Return a page of the audit records of all lanes, sorted by log time.
 
         `after` is the cursor of an earlier page (`audit_cursor`). Raises ValueError for any other string, and
         HistoryChangedError for a cursor from a different epoch.
@@ -317,7 +319,7 @@ async def resolve_cursor(store: Store, cursor: int | Cursor | str, stream: str |
 
     Raises:
         HistoryChangedError: the cursor belongs to a different epoch.
-        ValueError: the cursor is negative, or belongs to a different order.
+        ValueError: the cursor is negative, or belongs to a different stream or lane.
     """
     if isinstance(cursor, str):
         cursor = Cursor.parse(cursor)

@@ -21,7 +21,7 @@ class ServerCertificate:
     """The content of `tls.certificate` and `tls.private_key`. The attributes have values only with TLS."""
 
     def __init__(self, settings: ServerSettings, check: SecretCheck | None = None) -> None:
-        """`check` overrides how strictly the settings require the private key's permissions to be checked."""
+        """`check` replaces the check of the private key's permissions that the settings specify."""
         self._settings = settings
         self._check = settings.secret_check if check is None else check
         self.context: ssl.SSLContext | None = None

@@ -1,7 +1,7 @@
 """Small model of the Events API, as specified in docs/reference/events.md, for client protocols without I/O.
 
-The model keeps a log. It does not broadcast an event to the connection that submitted it, and orders an answer by its
-highest committed id. As on a real server, requests of a lost connection may be committed after the next connection has
+The model keeps a log. It does not broadcast an event to the connection that submitted it. A connection receives an
+answer after all broadcasts with committed ids below the highest one in the answer. As on a real server, requests of a lost connection may be committed after the next connection has
 synced. Frames wait in queues until the test moves them.
 """
 

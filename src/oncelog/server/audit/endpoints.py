@@ -60,7 +60,7 @@ def list_endpoints(log: Log) -> list[Endpoint]:
             path="/v1/audit",
             api="audit",
             name="readAudit",
-            summary="Read recorded acts",
+            summary="Read audit records",
             description=_DESCRIPTION,
             parameters=(
                 *(_text_parameter(name, most, about) for name, (most, about) in _FILTERS.items()),

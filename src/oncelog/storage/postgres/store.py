@@ -301,7 +301,7 @@ class PostgresStore(SqlStore):
         [(database_ms, _, confirmations, elapsed_ms, time_ms)] = yield Statement("look_at_state", self._clock.boot)
         return self._clock.propose(database_ms, confirmations, (elapsed_ms, time_ms))
 
-    # --- inside
+    # --- internals
 
     def _check_open(self) -> StoreTransaction:
         if self._pool is None or self._store_transaction is None:
@@ -310,7 +310,7 @@ class PostgresStore(SqlStore):
         return self._store_transaction
 
     async def _poll_session(self, connection: Connection) -> None:
-        """Check regularly, on behalf of a process that only reads, that server and epoch are unchanged."""
+        """Check that the server and the epoch are unchanged. The notifier calls this periodically for readers."""
         await self._sessions.poll(connection)
         await self._check_epoch(connection)
 
@@ -334,7 +334,7 @@ class PostgresStore(SqlStore):
         return True
 
     async def _commit(self, work: Work[BatchResult], lanes: Collection[int]) -> BatchResult:
-        """Run a transaction that decides a batch. Updates memory once the transaction is durable."""
+        """Run a transaction that plans and stores a batch. Updates memory once the transaction is durable."""
         store_transaction = self._check_open()
         result = await self._transact(work, lanes, lambda result: result.sealed.blocks)
         store_transaction.confirm()

@@ -89,7 +89,7 @@ class RowsStatement(NamedTuple):
 
 
 class CommitBatch(NamedTuple):
-    """Decides a batch in the transaction of the query, and saves its changes. The answer is a `BatchResult`."""
+    """Plans a batch in the query's transaction and stores the changes. The answer is a `BatchResult`."""
 
     batch: Sequence[Request]
 

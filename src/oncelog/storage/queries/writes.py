@@ -51,7 +51,7 @@ def declare_policies(policies: Sequence[Policy]) -> QuerySteps[Mapping[str, Poli
 
 
 def save_leap(leaps: Sequence[int], above: int) -> QuerySteps[None]:
-    """Save the number of a leap, and the floors of all streams."""
+    """Record a leap: after a restore, all lanes and streams continue above the number `above`."""
     yield Statement("set_leaps", orjson.dumps([*leaps, above]).decode())
     yield Statement("set_floors", above)
 

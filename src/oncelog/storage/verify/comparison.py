@@ -182,9 +182,9 @@ class SideStateComparison:
     def _compare_rows(self, key: RowTuple, stored: Row | None, rebuilt: Row | None) -> ComparisonOutcome:
         """Compare a Deltas API row with the row that the log's deltas produce.
 
-        Compaction changes rows without a delta: it drops the bodies of deltas, and later tombstones. A row produced by
-        deltas without bodies cannot be checked as a whole. However, each of its stamps must belong to a delta in the
-        log, and the row must contain every delta that still has a body. A row may exist only in a fold.
+        Compaction changes rows without a delta: it first drops the bodies of deltas, and in a later step drops tombstones.
+        A row produced by deltas without bodies cannot be checked as a whole. However, each of its stamps must belong to
+        a delta in the log, and the row must contain every delta that still has a body. A row may exist only in a fold.
         """
         lane, scope, table, row_id = key
         horizon = self._horizons.get(scope, -1)
@@ -199,7 +199,8 @@ class SideStateComparison:
         if is_horizon_delete(stored.deleted, table, row_id) and stored.deleted[0] <= horizon:
             expected = merge(expected, build_horizon_delete(stored.deleted[0], table, row_id))
             if not stored.exists and not expected.exists and stored.written <= stored.deleted:
-                # Deltas that lost to the horizon leave their stamps in the row, but no body contains their clocks.
+                # A write older than the horizon's deletion still updates `written`. The replay cannot rebuild that
+                # stamp once compaction has dropped the body.
                 stored = Row(stored.columns, expected.written, stored.deleted)
         if stored == expected:
             return ComparisonState.SAME
@@ -276,4 +277,4 @@ def _find_lost_delta(stored: Row, expected: Row) -> str | None:
 
 
 def _describe_deletion(sequence: int) -> str:
-    return f" since sequence {sequence} deleted it" if sequence else ""
+    return f" since the record with sequence {sequence} deleted it" if sequence else ""

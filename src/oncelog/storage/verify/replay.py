@@ -37,7 +37,8 @@ REBUILT_TABLES: Final = tuple(table for table in TABLES if table.is_rebuilt)
 _CACHE_KIB: Final = 32 * 1024
 _FILE_PREFIX: Final = ".oncelog-verify-"
 _SCHEMA: Final = """
--- Records whose effects are not known. `is_erased` is 0 for a body that the application encoded differently.
+-- Records whose effects are not known. `is_erased` is 0 if the body exists, but is not in the format of the
+-- policy's API.
 -- `is_folded` is 1 for a delta whose rows are in a fold record.
 CREATE TABLE unknown (lane, scope, sequence, is_erased, is_folded, PRIMARY KEY (lane, scope, sequence)) WITHOUT ROWID;
 CREATE TABLE unknown_deltas (lane, scope, delta_id, PRIMARY KEY (lane, scope, delta_id)) WITHOUT ROWID;
@@ -199,7 +200,7 @@ def translate_errors() -> AbstractContextManager[None]:
 
 
 def _connect(temp_dir: str | None, log_directory: str | None) -> sqlite3.Connection:
-    """Create a file with mode 0600 and unlink it, so that no other process can open it and nothing has to remove it.
+    """Create a file with mode 0600 and unlink it, so that no other process can open it and no cleanup is needed.
 
     Without `temp_dir`, the file is created in `TMPDIR`, the log's directory or the system's temporary directory.
     """
@@ -305,7 +306,7 @@ class SideStateReplay:
                 submission = drop_conditions(submission)
         answer = replay_record(record, submission, pending.eviction_time_ms, state)
         if isinstance(answer, Refused) and policy.rows and self._has_unknown(record.lane, record.scope):
-            # The rebuilt row exceeds a limit, because an unknown delta deleted some of its columns.
+            # Only the rebuilt row exceeds a limit: the replay could not apply an unknown delta that deleted columns.
             self._add_unknown(record, policy)
         elif answer is not None:
             raise InconsistencyError(_describe_fault(record, answer), record.lane, record.position)
