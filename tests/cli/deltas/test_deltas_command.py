@@ -490,6 +490,9 @@ def test_unauthorized_commands_are_refused(tmp_path: Path) -> None:
         done = oncelog(*command, "till", given=given)
         assert (done.returncode, done.stdout) == (2, "")
         assert f"auth_failed: {NO_TOKEN}" in done.stderr
+        done = oncelog(*command, "till", given=given, ONCELOG_TOKEN="wrong")  # noqa: S106
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "auth_failed: the token is invalid; the server's log says why" in done.stderr
         done = oncelog("deltas", "compact", "shop", "--keep", "0", "--url", served.url, "--token", key)
         needed = "its grants must include write access to deltas/shop/compact"
         reason = f"the credential may not compact this gateway; {needed}"
