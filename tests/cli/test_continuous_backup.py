@@ -3,6 +3,7 @@
 import re
 import signal
 import sqlite3
+import stat
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +19,9 @@ from deadlines import WAIT_S, wait_until
 from oncelog.core.rules.leaps import LEAP_MIN
 from oncelog.engine import eraser
 from oncelog.storage.litestream import program, replication
-from oncelog.storage.litestream.recovery import RestorePoint, TargetReader, find_last
+from oncelog.storage.litestream.program import BackupError
+from oncelog.storage.litestream.recovery import RestorePoint, TargetReader, find_last, get_marker
+from oncelog.storage.litestream.target import parse_target
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
 from oncelog.testing.programs import list_children
 from s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, s3_server
@@ -298,6 +301,26 @@ def test_target_is_read_again_only_after_other_writes(
         done = run("backup", log, target, "--once", *options)
         assert done.exit_code == 2
         assert "another history" in done.stderr
+
+
+def test_marker_is_written_once_and_an_error_does_not_end_the_backup(log: Path, target: str) -> None:
+    write(log, 0, 1)
+    parsed = parse_target(target, None)
+    marker = get_marker(replication.get_target_state(str(log), parsed))
+    with replication.replicate(str(log), parsed, 3_600_000, lambda _: None) as running:
+        running.sync()
+        first = marker.stat()
+        running.sync()
+        assert (marker.stat().st_ino, marker.stat().st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
+        marker.unlink()
+        marker.mkdir()
+        with pytest.raises(BackupError, match=r"\.epoch cannot be written: Is a directory\.$"):
+            running.sync()
+        marker.rmdir()
+        running.sync()
+        assert stat.S_IMODE(marker.stat().st_mode) == 0o600
+    with oncelog.open_blocking(log) as opened:
+        assert marker.read_text() == opened.epoch
 
 
 def test_restored_copy_does_not_write_to_the_target_of_a_running_backup(log: Path, target: str, tmp_path: Path) -> None:

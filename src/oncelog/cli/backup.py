@@ -193,7 +193,9 @@ def _replicate(
                         _sync(file, target, running, as_json)
                     except BackupError as error:
                         running.check()
-                        print_message(f"{_format_now()}: {error} The newest commits are not backed up; trying again.")
+                        print_message(
+                            f"{_format_now()}: {error} The newest commits may not be backed up; trying again."
+                        )
             except KeyboardInterrupt:
                 typer.echo("Stopping after the newest commits are copied. Ctrl-C stops immediately.", err=as_json)
                 _sync(file, target, running, as_json)
