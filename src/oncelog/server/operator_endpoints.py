@@ -15,11 +15,11 @@ from aiohttp.helpers import ETAG_ANY
 from msgspec.structs import replace
 
 from oncelog import error_codes
-from oncelog.errors import OncelogError
+from oncelog.errors import OncelogError, StoreUnavailableError
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.chat.endpoints import WEBSOCKET_PATH
 from oncelog.server.endpoint import API_DESCRIPTIONS, Call, Endpoint, get_credential
-from oncelog.server.errors import ApiError
+from oncelog.server.errors import RETRY_AFTER_MS, UNREADABLE, ApiError, store_failures
 from oncelog.server.messages import (
     JSON,
     TEXT_SCHEMA,
@@ -47,6 +47,8 @@ METRICS_TIMEOUT_S: Final = 1.0
 """Longest wait for the store. After that, the metrics show the positions from the previous request."""
 READY_TIMEOUT_S: Final = 5.0
 """Longest wait for the store. After that, the server answers that it is not ready."""
+STATS_TIMEOUT_S: Final = READY_TIMEOUT_S
+"""Longest wait for a reading of the figures. It continues afterwards, for the next request."""
 STATS_SHARED_MS: Final = 5000
 """How long the server answers with figures that it has already read. This limits the work that callers can cause."""
 DOCUMENT_PATH: Final = "/openapi.json"
@@ -134,7 +136,6 @@ class OperatorEndpoints:
                 authorize=_authorize_metrics,
                 handle=self._read_stats,
                 responses={200: schema_response("Stats", "The figures.")},
-                errors=(503,),
             )
         )
         if settings.openapi:
@@ -243,7 +244,15 @@ class OperatorEndpoints:
             work = asyncio.to_thread(read_figures, self.get_settings().store, is_open_here=True)
             self._stats = reading = asyncio.ensure_future(work)
             reading.add_done_callback(self._end_reading)
-        return msgspec.json.encode(await asyncio.shield(reading))
+        await asyncio.wait([reading], timeout=STATS_TIMEOUT_S)
+        if not reading.done():
+            self._auth_gate.log_limiter.warn("no figures: the store has not answered in time", seconds=STATS_TIMEOUT_S)
+            raise ApiError(error_codes.SERVER_BUSY, UNREADABLE, retry_after_ms=RETRY_AFTER_MS)
+        try:
+            return msgspec.json.encode(reading.result())
+        except StoreUnavailableError as error:
+            store_failures.count(error)
+            raise ApiError(error_codes.SERVER_BUSY, UNREADABLE, retry_after_ms=RETRY_AFTER_MS) from error
 
     def _end_reading(self, reading: "asyncio.Future[LogFigures]") -> None:
         self._stats_ms = self._get_elapsed_ms()

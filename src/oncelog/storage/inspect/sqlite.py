@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from oncelog.core.internal_records import count_missing_numbers
 from oncelog.core.read_set import ReadSet
 from oncelog.core.values import KeyIdentity
-from oncelog.errors import NotALogError, StoreError
+from oncelog.errors import NotALogError, StoreError, StoreUnavailableError
 from oncelog.storage.clock import ClockMark, SystemClock
 from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus, LogView, RowTuple
 from oncelog.storage.metadata import (
@@ -92,7 +92,12 @@ class FileView(LogView):
         gaps = self.run_query(load_gaps)
         levels = Counter(segment.level for segment in segments)
         # Read the size before closing the connection: the last connection to close empties the write-ahead log.
-        wal = Path(f"{self._path}-wal")
+        try:
+            size = self._path.stat().st_size
+            wal = Path(f"{self._path}-wal")
+            wal_size = wal.stat().st_size if wal.exists() else 0
+        except OSError as error:
+            raise StoreUnavailableError(f"the size of {self._path} cannot be read: {error.strerror}") from error
         return {
             "keys": {
                 "hot": sum(
@@ -104,8 +109,8 @@ class FileView(LogView):
                 "sealed": count_sealed_keys(segments, jobs),
                 "segments": {str(level): levels[level] for level in sorted(levels)},
             },
-            "bytes": self._path.stat().st_size,
-            "wal_bytes": wal.stat().st_size if wal.exists() else 0,
+            "bytes": size,
+            "wal_bytes": wal_size,
         }
 
     @cached_property
