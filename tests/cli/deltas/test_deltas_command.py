@@ -520,6 +520,17 @@ def test_malformed_answers_are_reported() -> None:
         assert deltas("pull", url, "g", "--follow")[0] == 2
 
 
+@pytest.mark.parametrize("arguments", [["rows", "t"], ["snapshot"], ["compact", "--upto", "1"]])
+def test_server_that_repeats_a_page_is_not_asked_again(arguments: list[str]) -> None:
+    page = {"rows": [], "next": "same", "cursor": 1, "epoch": "e", "compacted": 0, "upto": 1, "hasMore": True}
+    with scripted(lambda handler, number: answer(handler, 200 if number <= 3 else 404, page)) as (url, received):
+        command, *rest = arguments
+        status, _, errors = deltas(command, url, "g", *rest)
+        assert status == 2
+        assert "the server repeats a page of the list at " in errors[0]
+        assert len(received) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
