@@ -154,6 +154,13 @@ def test_commands_use_the_name_in_the_certificate(tmp_path: Path) -> None:
     assert "HOST" not in said
 
 
+def test_name_in_the_certificate_is_quoted_for_the_shell(tmp_path: Path) -> None:
+    name = "a;touch${IFS}pwned"
+    chain, private = write_certificate(tmp_path, -1, 100, name=name)
+    said = run_successfully(tmp_path, "--tls-certificate", chain, "--tls-private-key", private)
+    assert said.count(f"--url 'https://{name}:7171'") == said.count(name) == 3
+
+
 @pytest.mark.parametrize("content", [None, b"", b"no certificate"])
 def test_commands_have_a_placeholder_if_the_certificate_has_no_name(content: bytes | None, tmp_path: Path) -> None:
     chain = tmp_path / "chain.pem"

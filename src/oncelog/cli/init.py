@@ -173,7 +173,7 @@ def _format_steps(created: _Configuration, names: list[str]) -> Iterator[str]:
     """Yield the names of the created files, the key, and commands to paste."""
     program, settings = find_program(), created.settings
     config = shlex.quote(str(created.directory / SETTINGS_NAME))
-    url = _find_url(settings)
+    url = shlex.quote(_find_url(settings))
     options = f"--url {url} --client-id {shlex.quote(created.client_id)} --partition {_TRY_PARTITION}"
     yield f"Created {', '.join(names)} in {created.directory}. The log is {redact_address(settings.store)}."
     yield ""
