@@ -146,12 +146,13 @@ def test_tokens_of_the_created_key_pair_are_accepted(tmp_path: Path) -> None:
     assert "accepts the token" in checked.stdout, checked.stderr
 
 
-def test_commands_use_the_name_in_the_certificate(tmp_path: Path) -> None:
-    chain, private = write_certificate(tmp_path, -1, 100)
+@pytest.mark.parametrize("name", ["localhost", "HOST1.example"])
+def test_commands_use_the_name_in_the_certificate(name: str, tmp_path: Path) -> None:
+    chain, private = write_certificate(tmp_path, -1, 100, name=name)
     said = run_successfully(tmp_path, "--tls-certificate", chain, "--tls-private-key", private)
-    assert said.count("--url https://localhost:7171") == 3
+    assert said.count(f"--url https://{name}:7171") == 3
     assert "127.0.0.1" not in said
-    assert "HOST" not in said
+    assert "replace HOST" not in said
 
 
 def test_name_in_the_certificate_is_quoted_for_the_shell(tmp_path: Path) -> None:
@@ -168,7 +169,9 @@ def test_commands_have_a_placeholder_if_the_certificate_has_no_name(content: byt
         chain.write_bytes(content)
     said = run_successfully(tmp_path, "--tls-certificate", chain, "--tls-private-key", "key.pem")
     assert said.count("--url https://HOST:7171") == 3
-    assert said.count("Replace HOST with a name that is in the server's certificate.") == 1
+    hint = "In the following commands, replace HOST with a name that is in the server's certificate."
+    assert said.count(hint) == 1
+    assert re.search(r"It is not shown again:\n\n  export", said)
 
 
 def test_json_contains_the_key_and_the_files(tmp_path: Path) -> None:
