@@ -331,6 +331,31 @@ def test_directory_that_others_may_write_to_is_refused(name: str, tmp_path: Path
     assert names_in(tmp_path / name) == {"precious"}
 
 
+@pytest.mark.parametrize("name", [".oncelog-init.unfinished", ".oncelog-init.finished"])
+def test_directory_with_a_subdirectory_is_refused_and_unchanged(name: str, tmp_path: Path) -> None:
+    stage = tmp_path / name
+    (stage / "sub").mkdir(parents=True)
+    (stage / "file").touch()
+    stage.chmod(0o700)
+    done = run(tmp_path)
+    assert done.exit_code == 2
+    assert f"{stage} must be a directory that this user owns, with mode 0700 and without subdirectories" in done.stderr
+    assert names_in(stage) == {"sub", "file"}
+
+
+@pytest.mark.parametrize("umask", [0o177, 0o777])
+def test_umask_that_restricts_the_owner_is_ignored(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        run_successfully(tmp_path / "parent/conf")
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(before)
+    assert names_in(tmp_path / "parent/conf") == FILES
+    for path, mode in ("parent", 0o777 & ~umask | 0o700), ("parent/conf", 0o700), ("parent/conf/keys.json", 0o600):
+        assert stat.S_IMODE((tmp_path / path).stat().st_mode) == mode
+
+
 @pytest.mark.parametrize("name", [".oncelog-init.finished", ".oncelog-init.unfinished"])
 def test_nothing_is_removed_while_another_process_has_the_lock(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir(mode=0o700)
