@@ -153,6 +153,8 @@ async def test_requests_for_figures_share_a_reading_for_a_while(
         assert (unreadable.refusal, unreadable.headers["Retry-After"]) == ((503, "server_busy"), "1")
         assert (await served.get("/v1/stats")).status == 200, "an error is not shared"
         assert len(readings) == 3
+        counted = {labels for labels in served.server.counts.requests if labels[0] in {"events", "operators"}}
+        assert counted == {("operators", "http", "ok"), ("operators", "http", "server_busy")}
 
 
 async def test_unreadable_size_of_the_file_makes_the_figures_unavailable(
