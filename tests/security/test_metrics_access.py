@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from deadlines import WAIT_S, soon, until
+from deadlines import WAIT_S, soon, turns, until
 from oncelog import Tenant
 from oncelog.errors import SettingsError, StoreUnavailableError
 from oncelog.server import operator_endpoints
@@ -155,6 +155,26 @@ async def test_requests_for_figures_share_a_reading_for_a_while(
         assert len(readings) == 3
         counted = {labels for labels in served.server.counts.requests if labels[0] in {"events", "operators"}}
         assert counted == {("operators", "http", "ok"), ("operators", "http", "server_busy")}
+
+
+async def test_request_at_the_end_of_a_reading_shares_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = []
+
+    def read(log: str, *, is_open_here: bool) -> LogFigures:
+        readings.append(log)
+        return read_figures(log, is_open_here=is_open_here)
+
+    monkeypatch.setattr(operator_endpoints, "read_figures", read)
+    clock = ManualClock()
+    clock.advance(10 * operator_endpoints.STATS_SHARED_MS)
+    async with serving(tmp_path, clock=clock) as served:
+        operators: Any = served.server._operators
+        first = asyncio.ensure_future(operators._read_stats(None))
+        await asyncio.sleep(0)
+        while not operators._stats.done():  # before the callbacks of the reading run
+            await turns(1)
+        assert await operators._read_stats(None) == await first
+    assert len(readings) == 1
 
 
 async def test_unreadable_size_of_the_file_makes_the_figures_unavailable(

@@ -241,9 +241,8 @@ class OperatorEndpoints:
         """Return the figures of the log. Requests during a reading, and shortly after it, share its result."""
         reading = self._stats
         if reading is None or (reading.done() and self._get_elapsed_ms() - self._stats_ms >= STATS_SHARED_MS):
-            work = asyncio.to_thread(read_figures, self.get_settings().store, is_open_here=True)
-            self._stats = reading = asyncio.ensure_future(work)
-            reading.add_done_callback(self._end_reading)
+            self._stats = reading = asyncio.ensure_future(self._read_figures())
+            reading.add_done_callback(_retrieve_exception)
         await asyncio.wait([reading], timeout=STATS_TIMEOUT_S)
         if not reading.done():
             self._auth_gate.log_limiter.warn("no figures: the store has not answered in time", seconds=STATS_TIMEOUT_S)
@@ -254,10 +253,15 @@ class OperatorEndpoints:
             store_failures.count(error)
             raise ApiError(error_codes.SERVER_BUSY, UNREADABLE, retry_after_ms=RETRY_AFTER_MS) from error
 
-    def _end_reading(self, reading: "asyncio.Future[LogFigures]") -> None:
-        self._stats_ms = self._get_elapsed_ms()
-        if reading.cancelled() or reading.exception() is not None:
+    async def _read_figures(self) -> LogFigures:
+        """Read the figures, and set when the reading ended, so that requests share it as soon as it is done."""
+        try:
+            figures = await asyncio.to_thread(read_figures, self.get_settings().store, is_open_here=True)
+        except BaseException:
             self._stats = None
+            raise
+        self._stats_ms = self._get_elapsed_ms()
+        return figures
 
     def _get_elapsed_ms(self) -> int:
         return self._auth_gate.clock.elapsed_ms()
@@ -275,6 +279,12 @@ class OperatorEndpoints:
         response.etag = etag
         response.headers["Cache-Control"] = "no-cache"
         return response
+
+
+def _retrieve_exception(reading: "asyncio.Future[LogFigures]") -> None:
+    """Let asyncio log no stack trace if a reading fails after the last request has stopped waiting for it."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 class _PartedBody(BytesPayload):
