@@ -159,6 +159,9 @@ def test_restore_to_a_time_leaps_over_numbers_of_later_restores(log: Path, targe
     run_successfully("backup", log, target, "--once")
     run_successfully("epoch", log, "--renew", "--above", 2**40)
     write(log, 5, 5)
+    refused = run("backup", log, target, "--once")
+    assert refused.exit_code == 2
+    assert "If a restore or `oncelog epoch --renew` has started the history of this log" in refused.stderr
     run_successfully("backup", log, target, "--once", "--take-over")
     said = run_successfully("restore", target, tmp_path / "restored.db", "--at", format_time(before_ms))
     assert parse_floor(said) > 2**40 + LEAP_MIN

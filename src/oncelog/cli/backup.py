@@ -90,7 +90,7 @@ def backup(  # noqa: PLR0913, PLR0917 - the options of a command
         bool,
         typer.Option(
             "--take-over",
-            help="URL only, once after a restore: continue the backup of the log that this log replaces.",
+            help="URL only, once after a restore or `epoch --renew`: continue the backup of the earlier history.",
         ),
     ] = False,
     keep: Annotated[

@@ -176,8 +176,9 @@ def check_same_log(target: BackupTarget, log: str, state: Path, report: ReportPr
             if match.relation == "ended" and not take_over:
                 raise StoreError(
                     f"{target.name} contains epoch {match.backup_epoch}, an earlier history of this log. {log} has "
-                    f"epoch {epoch}. Choose another directory or prefix. If this log replaces the log that is backed "
-                    "up there, and that log is no longer backed up, add --take-over once."
+                    f"epoch {epoch}. Choose another directory or prefix. If a restore or `oncelog epoch --renew` has "
+                    "started the history of this log, and no log with the earlier one is backed up any more, add "
+                    "--take-over once."
                 )
             if match.relation == "diverged":
                 raise StoreError(
