@@ -209,7 +209,9 @@ class OperatorEndpoints:
         return web.json_response({**found, "read_only": read_only} if read_only else found)
 
     async def _serve_public_metrics(self, call: Call) -> web.Response:
-        """Answer with the metrics. Only a caller that may read metrics sees names of tenants and consumers."""
+        """Answer with the metrics. Only a caller that may read metrics sees the version, and names of tenants and
+        consumers.
+        """
         credential = get_credential(call.request)
         if credential is None:
             return await self._answer_metrics(shows_names=False)
