@@ -27,7 +27,7 @@ from oncelog.storage.queries.records import load_gaps
 from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.sqlite.database_file import connect
 from oncelog.storage.sqlite.key_index.index import KeyIndex, LaneIndexState
-from oncelog.storage.sqlite.key_index.segments import Segment, check_key_counts, count_sealed_keys, decode_job
+from oncelog.storage.sqlite.key_index.segments import count_sealed_keys, load_progress
 from oncelog.storage.sqlite.moved_marker import MOVED_SCHEMA_VERSION, check_not_moved
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import ExistingFileDriver, open_read_transaction, translate_read_errors
@@ -85,10 +85,8 @@ class FileView(LogView):
     def get_sizes(self) -> dict[str, Any]:
         """See `LogView`."""
         # The figures come from the progress that the index has saved. The index itself would hash all unsealed keys.
-        segments = [Segment(*row) for row in self.iterate_rows("segments")]
-        jobs = [decode_job(row) for row in self.iterate_rows("jobs")]
         lanes = load_lane_index_states(self.connection)
-        check_key_counts(segments, jobs, sum(lane.position for lane in lanes.values()))
+        segments, jobs = load_progress(self.connection, sum(lane.position for lane in lanes.values()))
         gaps = self.run_query(load_gaps)
         levels = Counter(segment.level for segment in segments)
         # Read the size before closing the connection: the last connection to close empties the write-ahead log.
@@ -106,7 +104,7 @@ class FileView(LogView):
                     - count_missing_numbers(gaps.get(number, NO_GAPS).positions, lane.sealed_position, lane.position)
                     for number, lane in lanes.items()
                 ),
-                "sealed": count_sealed_keys(segments, jobs),
+                "sealed": count_sealed_keys(segments, jobs.values()),
                 "segments": {str(level): levels[level] for level in sorted(levels)},
             },
             "bytes": size,
