@@ -13,14 +13,13 @@ from oncelog.cli.doctor.findings import Check, Finding, ok, problem, warning
 from oncelog.cli.output import format_duration, format_utc
 from oncelog.core.rules.leaps import find_last_commit_ms
 from oncelog.errors import OncelogError, StoreError
-from oncelog.storage.backups import LEAPS_SCHEMA_VERSION
 from oncelog.storage.clock import SystemClock
-from oncelog.storage.litestream.history import HistoryMatch, compare_histories
+from oncelog.storage.litestream.history import HistoryMatch, compare_histories, list_previous_epochs
 from oncelog.storage.litestream.program import BackupError
 from oncelog.storage.litestream.recovery import TargetReader, is_last_written
 from oncelog.storage.litestream.replication import find_configured_target, get_target_state, is_replicating
 from oncelog.storage.litestream.target import BackupTarget
-from oncelog.storage.queries.records import load_heads, load_previous_epochs
+from oncelog.storage.queries.records import load_heads
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
 from oncelog.storage.verify.findings import StepProgress
@@ -164,9 +163,8 @@ def _read_log_times(log: str) -> LogTimes | None:
 def _read_times(path: str) -> LogTimes:
     with open_read_transaction(path, allow_older=True) as (connection, metadata):
         heads = run_query(connection, load_heads)
-        has_leaps = metadata.schema_version >= LEAPS_SCHEMA_VERSION
-        previous = run_query(connection, load_previous_epochs) if has_leaps else ()
-        return LogTimes(find_last_commit_ms(heads.values(), metadata.created_ms), metadata.epoch, previous)
+        newest_ms = find_last_commit_ms(heads.values(), metadata.created_ms)
+        return LogTimes(newest_ms, metadata.epoch, list_previous_epochs(connection, metadata))
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """Comparison of a backup with a log: their epochs, and the newest blocks of all lanes."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from oncelog.core.values import LaneHead
 from oncelog.storage.backups import LEAPS_SCHEMA_VERSION
+from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries.records import find_block, load_heads, load_previous_epochs
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
@@ -23,6 +24,11 @@ class HistoryMatch(Struct, frozen=True):
     """With `same`: time of the oldest commit that the backup lacks, or None if it lacks none."""
 
 
+def list_previous_epochs(connection: Any, metadata: LogMetadata) -> tuple[str, ...]:
+    """Return the epochs that a log has ended. The log may have an older schema."""
+    return run_query(connection, load_previous_epochs) if metadata.schema_version >= LEAPS_SCHEMA_VERSION else ()
+
+
 def compare_histories(backup: str, log: str) -> HistoryMatch:
     """Compare a file with the content of a backup with a log. Raises StoreError.
 
@@ -33,8 +39,7 @@ def compare_histories(backup: str, log: str) -> HistoryMatch:
     # The log is read after the backup, which may still grow.
     with open_read_transaction(log, allow_older=True) as (connection, metadata):
         if epoch != metadata.epoch:
-            has_leaps = metadata.schema_version >= LEAPS_SCHEMA_VERSION
-            previous = run_query(connection, load_previous_epochs) if has_leaps else ()
+            previous = list_previous_epochs(connection, metadata)
             return HistoryMatch("ended" if epoch in previous else "foreign", epoch, metadata.epoch)
         log_heads = run_query(connection, load_heads)
         for lane, head in heads.items():
