@@ -184,7 +184,7 @@ def test_restored_log_continues_its_backup(log: Path, target: str, tmp_path: Pat
     write(log, 20, 2)
     refused = run("backup", log, target, "--once")
     assert refused.exit_code == 2
-    assert "an earlier history of this log" in refused.stderr
+    assert f"an earlier history of {log}, which has epoch " in refused.stderr
     assert "add --take-over once" in refused.stderr
     run_successfully("backup", log, target, "--once", "--take-over")
     run_successfully("backup", log, target, "--once")
@@ -336,7 +336,7 @@ def test_restored_copy_does_not_write_to_the_target_of_a_running_backup(log: Pat
         write(log, 5, 5)
         status, said = running.interrupt()
     assert done.exit_code == 2
-    assert "an earlier history of this log" in done.stderr
+    assert f"an earlier history of {copy}, which has epoch " in done.stderr
     assert status == 0, said
     run_successfully("backup", log, target, "--once")
     run_successfully("restore", "--full", target, tmp_path / "restored.db")

@@ -29,6 +29,13 @@ FILE_AGE_MS_MAX: Final = 26 * 3_600_000
 TARGET_AGE_MS_MAX: Final = 3_600_000
 """A continuous backup is seconds old. An hour leaves time for a restart."""
 TIMEOUT_S: Final = 20
+_REMEDIES: Final = {
+    "ended": "Back up the log to another target. If no other log is backed up to this one, run `oncelog backup FILE "
+    "{name} --take-over` once.",
+    "diverged": "Back up each copy to its own target, and renew the epoch of one of them (oncelog epoch FILE --renew).",
+    "foreign": "Back up the log to another target.",
+}
+"""What to do about a target that contains a different history, by `HistoryMatch.relation`."""
 
 
 class LogTimes(Struct, frozen=True):
@@ -117,28 +124,9 @@ def judge_age(name: str, backup_ms: int, log: LogTimes | None, age_ms_max: int) 
 
 def _judge_match(name: str, match: HistoryMatch, age_ms_max: int) -> Finding:
     """Return the finding for a continuous backup that was compared with the log."""
-    if match.relation == "ended":
-        return problem(
-            "backup",
-            f"{name} contains epoch {match.backup_epoch}, an earlier history of the log, which has epoch "
-            f"{match.log_epoch}",
-            "Back up the log to another target. If no other log is backed up to this one, run `oncelog backup FILE "
-            f"{name} --take-over` once.",
-        )
-    if match.relation == "diverged":
-        return problem(
-            "backup",
-            f"{name} contains commits of epoch {match.log_epoch} that the log does not have: a different copy of the "
-            "log was backed up there",
-            "Back up each copy to its own target, and renew the epoch of one of them (oncelog epoch FILE --renew).",
-        )
-    if match.relation == "foreign":
-        return problem(
-            "backup",
-            f"{name} contains the backup of another log or of another history (epoch {match.backup_epoch}, and the log "
-            f"has {match.log_epoch})",
-            "Back up the log to another target.",
-        )
+    difference = match.describe_difference(name, "the log")
+    if difference is not None:
+        return problem("backup", difference, _REMEDIES[match.relation].format(name=name))
     if match.missing_since_ms is None:
         return ok("backup", f"{name} has the newest commit of the log")
     age_ms = max(0, SystemClock().wall_ms() - match.missing_since_ms)

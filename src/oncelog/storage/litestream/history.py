@@ -23,6 +23,27 @@ class HistoryMatch(Struct, frozen=True):
     missing_since_ms: int | None = None
     """With `same`: time of the oldest commit that the backup lacks, or None if it lacks none."""
 
+    def describe_difference(self, backup: str, log: str) -> str | None:
+        """Return what a backup contains that its log does not have, or None if the log has every commit."""
+        match self.relation:
+            case "same":
+                return None
+            case "ended":
+                return (
+                    f"{backup} contains epoch {self.backup_epoch}, an earlier history of {log}, which has epoch "
+                    f"{self.log_epoch}"
+                )
+            case "diverged":
+                return (
+                    f"{backup} contains commits of epoch {self.log_epoch} that {log} does not have: a different copy "
+                    "of this log was backed up there"
+                )
+            case "foreign":
+                return (
+                    f"{backup} contains the backup of another log or of another history (epoch {self.backup_epoch}, "
+                    f"and {log} has {self.log_epoch})"
+                )
+
 
 def list_previous_epochs(connection: Any, metadata: LogMetadata) -> tuple[str, ...]:
     """Return the epochs that a log has ended. The log may have an older schema."""
