@@ -139,3 +139,12 @@ def test_busy_server_is_retried_only_with_follow() -> None:
             found = RUNNER.invoke(COMMAND, ["audit", "--url", url, *options])
         assert (found.exit_code, len(received)) == (2, count)
         assert refusals[count - 1] in found.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--follow"]])
+def test_server_that_repeats_a_page_of_acts_is_not_asked_again(options: list[str]) -> None:
+    page = {"acts": [], "cursor": "same", "has_more": True}
+    with scripted(lambda handler, number: answer(handler, 200 if number <= 3 else 404, page)) as (url, received):
+        found = RUNNER.invoke(COMMAND, ["audit", "--url", url, *options])
+        assert (found.exit_code, len(received)) == (2, 2)
+    assert found.stderr == "oncelog: the server repeats a page of the list at /v1/audit\n"

@@ -3,6 +3,7 @@
 import re
 import signal
 import sqlite3
+import stat
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +19,9 @@ from deadlines import WAIT_S, wait_until
 from oncelog.core.rules.leaps import LEAP_MIN
 from oncelog.engine import eraser
 from oncelog.storage.litestream import program, replication
-from oncelog.storage.litestream.recovery import RestorePoint, TargetReader, find_last
+from oncelog.storage.litestream.program import BackupError
+from oncelog.storage.litestream.recovery import RestorePoint, TargetReader, find_last, get_marker
+from oncelog.storage.litestream.target import parse_target
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
 from oncelog.testing.programs import list_children
 from s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, s3_server
@@ -156,6 +159,9 @@ def test_restore_to_a_time_leaps_over_numbers_of_later_restores(log: Path, targe
     run_successfully("backup", log, target, "--once")
     run_successfully("epoch", log, "--renew", "--above", 2**40)
     write(log, 5, 5)
+    refused = run("backup", log, target, "--once")
+    assert refused.exit_code == 2
+    assert "If a restore or `oncelog epoch --renew` has started the history of this log" in refused.stderr
     run_successfully("backup", log, target, "--once", "--take-over")
     said = run_successfully("restore", target, tmp_path / "restored.db", "--at", format_time(before_ms))
     assert parse_floor(said) > 2**40 + LEAP_MIN
@@ -178,7 +184,7 @@ def test_restored_log_continues_its_backup(log: Path, target: str, tmp_path: Pat
     write(log, 20, 2)
     refused = run("backup", log, target, "--once")
     assert refused.exit_code == 2
-    assert "an earlier history of this log" in refused.stderr
+    assert f"an earlier history of {log}, which has epoch " in refused.stderr
     assert "add --take-over once" in refused.stderr
     run_successfully("backup", log, target, "--once", "--take-over")
     run_successfully("backup", log, target, "--once")
@@ -300,6 +306,26 @@ def test_target_is_read_again_only_after_other_writes(
         assert "another history" in done.stderr
 
 
+def test_marker_is_written_once_and_an_error_does_not_end_the_backup(log: Path, target: str) -> None:
+    write(log, 0, 1)
+    parsed = parse_target(target, None)
+    marker = get_marker(replication.get_target_state(str(log), parsed))
+    with replication.replicate(str(log), parsed, 3_600_000, lambda _: None) as running:
+        running.sync()
+        first = marker.stat()
+        running.sync()
+        assert (marker.stat().st_ino, marker.stat().st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
+        marker.unlink()
+        marker.mkdir()
+        with pytest.raises(BackupError, match=r"\.epoch cannot be written: Is a directory\.$"):
+            running.sync()
+        marker.rmdir()
+        running.sync()
+        assert stat.S_IMODE(marker.stat().st_mode) == 0o600
+    with oncelog.open_blocking(log) as opened:
+        assert marker.read_text() == opened.epoch
+
+
 def test_restored_copy_does_not_write_to_the_target_of_a_running_backup(log: Path, target: str, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     write(log, 0, 5)
@@ -310,7 +336,7 @@ def test_restored_copy_does_not_write_to_the_target_of_a_running_backup(log: Pat
         write(log, 5, 5)
         status, said = running.interrupt()
     assert done.exit_code == 2
-    assert "an earlier history of this log" in done.stderr
+    assert f"an earlier history of {copy}, which has epoch " in done.stderr
     assert status == 0, said
     run_successfully("backup", log, target, "--once")
     run_successfully("restore", "--full", target, tmp_path / "restored.db")

@@ -146,12 +146,20 @@ def test_tokens_of_the_created_key_pair_are_accepted(tmp_path: Path) -> None:
     assert "accepts the token" in checked.stdout, checked.stderr
 
 
-def test_commands_use_the_name_in_the_certificate(tmp_path: Path) -> None:
-    chain, private = write_certificate(tmp_path, -1, 100)
+@pytest.mark.parametrize("name", ["localhost", "HOST1.example"])
+def test_commands_use_the_name_in_the_certificate(name: str, tmp_path: Path) -> None:
+    chain, private = write_certificate(tmp_path, -1, 100, name=name)
     said = run_successfully(tmp_path, "--tls-certificate", chain, "--tls-private-key", private)
-    assert said.count("--url https://localhost:7171") == 3
+    assert said.count(f"--url https://{name}:7171") == 3
     assert "127.0.0.1" not in said
-    assert "HOST" not in said
+    assert "replace HOST" not in said
+
+
+def test_name_in_the_certificate_is_quoted_for_the_shell(tmp_path: Path) -> None:
+    name = "a;touch${IFS}pwned"
+    chain, private = write_certificate(tmp_path, -1, 100, name=name)
+    said = run_successfully(tmp_path, "--tls-certificate", chain, "--tls-private-key", private)
+    assert said.count(f"--url 'https://{name}:7171'") == said.count(name) == 3
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no certificate"])
@@ -161,7 +169,9 @@ def test_commands_have_a_placeholder_if_the_certificate_has_no_name(content: byt
         chain.write_bytes(content)
     said = run_successfully(tmp_path, "--tls-certificate", chain, "--tls-private-key", "key.pem")
     assert said.count("--url https://HOST:7171") == 3
-    assert said.count("Replace HOST with a name that is in the server's certificate.") == 1
+    hint = "In the following commands, replace HOST with a name that is in the server's certificate."
+    assert said.count(hint) == 1
+    assert re.search(r"It is not shown again:\n\n  export", said)
 
 
 def test_json_contains_the_key_and_the_files(tmp_path: Path) -> None:
@@ -319,6 +329,31 @@ def test_directory_that_others_may_write_to_is_refused(name: str, tmp_path: Path
     assert done.exit_code == 2
     assert f"{tmp_path}/{name} must be a directory" in done.stderr
     assert names_in(tmp_path / name) == {"precious"}
+
+
+@pytest.mark.parametrize("name", [".oncelog-init.unfinished", ".oncelog-init.finished"])
+def test_directory_with_a_subdirectory_is_refused_and_unchanged(name: str, tmp_path: Path) -> None:
+    stage = tmp_path / name
+    (stage / "sub").mkdir(parents=True)
+    (stage / "file").touch()
+    stage.chmod(0o700)
+    done = run(tmp_path)
+    assert done.exit_code == 2
+    assert f"{stage} must be a directory that this user owns, with mode 0700 and without subdirectories" in done.stderr
+    assert names_in(stage) == {"sub", "file"}
+
+
+@pytest.mark.parametrize("umask", [0o177, 0o777])
+def test_umask_that_restricts_the_owner_is_ignored(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        run_successfully(tmp_path / "parent/conf")
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(before)
+    assert names_in(tmp_path / "parent/conf") == FILES
+    for path, mode in ("parent", 0o777 & ~umask | 0o700), ("parent/conf", 0o700), ("parent/conf/keys.json", 0o600):
+        assert stat.S_IMODE((tmp_path / path).stat().st_mode) == mode
 
 
 @pytest.mark.parametrize("name", [".oncelog-init.finished", ".oncelog-init.unfinished"])

@@ -1,5 +1,6 @@
 """`oncelog tail` with running servers: existing events, new events, and server restarts."""
 
+import asyncio
 import json
 import re
 import signal
@@ -15,6 +16,10 @@ from cli.server_process import NO_TOKEN, ServerProcess, oncelog, serving, start_
 from databases import BOTH_STORES
 from deadlines import wait_until
 from oncelog.cli.tail import PAGE_EVENTS, _format_line
+from oncelog.testing.clock import ManualClock
+from server.auth.auth_material import NOW_MS, token
+from server.running_server import item
+from server.running_server import serving as running
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +207,25 @@ def test_unauthorized_tail_is_refused(tmp_path: Path) -> None:
         done = oncelog("audit", "--url", served.url, ONCELOG_TOKEN="wrong")  # noqa: S106
         hint = "the token is invalid; the server's log says why"
         assert (done.returncode, done.stderr) == (2, f"oncelog: auth_failed: {hint}\n")
+
+
+async def test_token_that_expires_during_tail_is_reported_as_expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oncelog.server.app.RENEW_S", 0.01)
+    expires_s = NOW_MS // 1000 + 60
+    credential = token("HS256", sub="ada", client_id="ada", exp=expires_s, grants={"read": ["a"], "write": ["a"]})
+    async with running(tmp_path, tokens=True) as served:
+        served.credential = credential
+        await served.commit(item(1))
+        assert isinstance(served.clock, ManualClock)
+        command = ["tail", "--url", served.url, "--partition", "a", "--client-id", "ada", "--token", credential]
+        with start_command(*command) as process:
+            assert process.stdout is not None
+            assert await asyncio.to_thread(process.stdout.readline) != ""
+            served.clock.advance(3_600_000)
+            done = await asyncio.to_thread(wait_for_exit, process)
+    assert done == (2, "", "oncelog: auth_failed: the token has expired, or its rights have changed\n")
 
 
 def test_tail_of_an_unreachable_server_is_refused(tmp_path: Path) -> None:

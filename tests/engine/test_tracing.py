@@ -198,7 +198,6 @@ async def test_a_read_without_contexts_does_not_request_them(tmp_path: Path) -> 
 async def test_a_table_that_is_dropped_meanwhile_loses_only_the_contexts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stored_traces._warn_of_missing_table.cache_clear()
     place, traces = log_at(tmp_path / "t.db"), Traces()
     async with oncelog.open(place, tracing=traces.provider) as log:
         await submit_in(log, traces, "request", event(1))
@@ -212,11 +211,19 @@ async def test_a_table_that_is_dropped_meanwhile_loses_only_the_contexts(
         found = await log.lookup(UUID(int=1))
         assert found.record is not None
         assert found.record.trace is None
-    assert [record.levelname for record in caplog.records if "_oncelog_traces" in record.getMessage()] == ["WARNING"]
+    assert list_warnings(caplog) == ["WARNING"]
     async with oncelog.open(place, tracing=traces.provider) as log:
         await submit_in(log, traces, "request", event(4))
         traced = [record.trace is not None for record in (await log.read(partition="p")).records]
-    assert traced == [False, False, False, True]
+        assert traced == [False, False, False, True]
+        execute(place, "DROP TABLE _oncelog_traces")
+        await log.read(partition="p")
+        await submit_in(log, traces, "request", event(5))
+    assert list_warnings(caplog) == ["WARNING"] * 2, "one for each opened log"
+
+
+def list_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.levelname for record in caplog.records if "_oncelog_traces" in record.getMessage()]
 
 
 def execute(place: str, statement: str) -> None:

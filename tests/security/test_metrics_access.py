@@ -1,6 +1,7 @@
 """Access to metrics: anonymous callers see neither tenant names nor usage."""
 
 import asyncio
+import threading
 from asyncio import open_connection
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -9,13 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from deadlines import soon, until
+from deadlines import WAIT_S, soon, turns, until
 from oncelog import Tenant
 from oncelog.errors import SettingsError, StoreUnavailableError
 from oncelog.server import operator_endpoints
 from oncelog.server.limits import METRICS_CONNECTIONS_MAX
 from oncelog.server.settings import GeneralSettings
 from oncelog.storage.figures import LogFigures, read_figures
+from oncelog.storage.inspect.factory import create_inspector
+from oncelog.storage.inspect.sqlite import FileView
 from oncelog.storage.sqlite import database_file
 from oncelog.testing.clock import ManualClock
 from server.auth.auth_material import token
@@ -146,9 +149,70 @@ async def test_requests_for_figures_share_a_reading_for_a_while(
         assert (await served.get("/v1/stats")).body == first
         assert len(readings) == 1
         clock.advance(1)
-        assert (await served.get("/v1/stats")).status == 500
+        unreadable = await served.get("/v1/stats")
+        assert (unreadable.refusal, unreadable.headers["Retry-After"]) == ((503, "server_busy"), "1")
         assert (await served.get("/v1/stats")).status == 200, "an error is not shared"
         assert len(readings) == 3
+        counted = {labels for labels in served.server.counts.requests if labels[0] in {"events", "operators"}}
+        assert counted == {("operators", "http", "ok"), ("operators", "http", "server_busy")}
+
+
+async def test_request_at_the_end_of_a_reading_shares_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = []
+
+    def read(log: str, *, is_open_here: bool) -> LogFigures:
+        readings.append(log)
+        return read_figures(log, is_open_here=is_open_here)
+
+    monkeypatch.setattr(operator_endpoints, "read_figures", read)
+    clock = ManualClock()
+    clock.advance(10 * operator_endpoints.STATS_SHARED_MS)
+    async with serving(tmp_path, clock=clock) as served:
+        operators: Any = served.server._operators
+        first = asyncio.ensure_future(operators._read_stats(None))
+        await asyncio.sleep(0)
+        while not operators._stats.done():  # before the callbacks of the reading run
+            await turns(1)
+        assert await operators._read_stats(None) == await first
+    assert len(readings) == 1
+
+
+async def test_unreadable_size_of_the_file_makes_the_figures_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(log: str, *, is_open_here: bool) -> LogFigures:
+        with create_inspector(log, is_open_here=is_open_here).open_view() as view:
+            assert isinstance(view, FileView)
+            view._path = tmp_path / "missing.db"
+            view.get_sizes()
+        raise AssertionError
+
+    monkeypatch.setattr(operator_endpoints, "read_figures", read)
+    async with serving(tmp_path) as served:
+        assert (await served.get("/v1/stats")).refusal == (503, "server_busy")
+    assert "missing.db cannot be read: No such file or directory" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+async def test_request_for_figures_does_not_wait_longer_for_the_store_than_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings, may_read = [], threading.Event()
+
+    def read(log: str, *, is_open_here: bool) -> LogFigures:
+        readings.append(log)
+        assert may_read.wait(WAIT_S)
+        return read_figures(log, is_open_here=is_open_here)
+
+    monkeypatch.setattr(operator_endpoints, "read_figures", read)
+    async with serving(tmp_path, clock=ManualClock()) as served:
+        with monkeypatch.context() as impatient:
+            impatient.setattr(operator_endpoints, "STATS_TIMEOUT_S", 0.001)
+            waited = await served.get("/v1/stats")
+        assert (waited.refusal, waited.headers["Retry-After"]) == ((503, "server_busy"), "1")
+        may_read.set()
+        assert (await served.get("/v1/stats")).status == 200
+    assert len(readings) == 1, "the first reading continues"
 
 
 async def test_figures_leave_the_open_file_to_sqlite_without_a_list_of_locks(

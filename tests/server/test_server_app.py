@@ -22,6 +22,7 @@ from oncelog.server import operator_endpoints, websocket
 from oncelog.server import tls as tls_module
 from oncelog.server.app import Server
 from oncelog.server.http_server import format_address
+from oncelog.server.listen_address import ListenAddress
 from oncelog.server.settings import ServerSettings, TlsSettings
 from oncelog.testing.clock import ManualClock
 from server.auth.auth_material import write_file
@@ -450,6 +451,12 @@ async def test_second_server_on_the_same_port_is_refused(tmp_path: Path) -> None
             async with serving(tmp_path / "other", port=port):
                 pytest.fail("the server started")
         assert await served.commit(item(1)) == [1]
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+async def test_host_that_no_name_server_accepts_is_reported(host: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^cannot listen on {host}:80: Name or service not known$"):
+        await ListenAddress(host, 80).check()
 
 
 async def test_server_does_not_start_without_its_store(tmp_path: Path) -> None:

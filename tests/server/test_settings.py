@@ -194,6 +194,8 @@ def test_other_environment_variables_are_ignored() -> None:
         ("host", "", "a non-empty string"),
         ("host", "a b", "an IP address or a host name"),
         ("host", "http://a", "an IP address or a host name"),
+        ("host", "a..b", "an IP address or a host name"),
+        ("metrics_host", "a" * 64, "an IP address or a host name"),
         ("validate", "a:b:c", "package.module:callable"),
         ("validate", "a b", "package.module:callable"),
         ("shutdown_ms", "-1", "from 0 on, not -1"),

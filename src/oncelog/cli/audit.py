@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -14,10 +14,12 @@ from oncelog.cli.output import Style, encode_json_line, format_columns, format_u
 from oncelog.cli.remote import Retrier, open_client, translate_decode_errors
 from oncelog.cli.server_options import Remote, reads_log_or_server
 from oncelog.cli.times import parse_time_ms
+from oncelog.client.runtime.pages import iterate_pages
 from oncelog.engine.audit import AuditFilter, AuditScan, entry_to_json
 from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.queries.records import list_internal_records
 
+_PATH: Final = "/v1/audit"
 POLL_S: Final = 1.0
 PAGE_ACTS: Final = 200
 LINE_STYLES: Final[Sequence[Style]] = ("dim", "", "heading")
@@ -107,19 +109,23 @@ async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show:
     async with open_client(remote) as client:
 
         async def fetch_page() -> _ActPage:
-            answer = await client.send("GET", "/v1/audit", query)
+            answer = await client.send("GET", _PATH, query)
             with translate_decode_errors(remote):
                 return msgspec.json.decode(answer, type=_ActPage)
 
+        def fetch(cursor: str | None) -> Awaitable[_ActPage]:
+            if cursor is not None:
+                query["after"] = cursor
+            return retrier.run(fetch_page) if follow else fetch_page()
+
         while True:
-            page = await (retrier.run(fetch_page) if follow else fetch_page())
-            retrier.mark_connected()
-            write_lines(map(show, page.acts))
+            async for page in iterate_pages(fetch, lambda page: page.cursor if page.has_more else None, _PATH):
+                retrier.mark_connected()
+                write_lines(map(show, page.acts))
+            if not follow:
+                return
             query["after"] = page.cursor
-            if not page.has_more:
-                if not follow:
-                    return
-                await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_S)
 
 
 def _format_line(act: Act) -> bytes:

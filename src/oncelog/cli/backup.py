@@ -90,7 +90,7 @@ def backup(  # noqa: PLR0913, PLR0917 - the options of a command
         bool,
         typer.Option(
             "--take-over",
-            help="URL only, once after a restore: continue the backup of the log that this log replaces.",
+            help="URL only, once after a restore or `epoch --renew`: continue the backup of the earlier history.",
         ),
     ] = False,
     keep: Annotated[
@@ -193,7 +193,9 @@ def _replicate(
                         _sync(file, target, running, as_json)
                     except BackupError as error:
                         running.check()
-                        print_message(f"{_format_now()}: {error} The newest commits are not backed up; trying again.")
+                        print_message(
+                            f"{_format_now()}: {error} The newest commits may not be backed up; trying again."
+                        )
             except KeyboardInterrupt:
                 typer.echo("Stopping after the newest commits are copied. Ctrl-C stops immediately.", err=as_json)
                 _sync(file, target, running, as_json)

@@ -17,6 +17,7 @@ _FINISHED: Final = ".oncelog-init.finished"
 """The same directory after all files have appeared. Only the directory itself remains to be removed."""
 _DIRECTORY_MODE: Final = 0o700
 _PERMISSIONS: Final = 0o777
+_OWNER: Final = 0o700
 
 
 @contextmanager
@@ -29,7 +30,8 @@ def create_file_set(directory: Path, names: Sequence[str]) -> Iterator[Path]:
     created: list[Path] = []
     try:
         created += [path for path in (directory, *directory.parents) if not path.exists()]
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _keep_owner_permissions():
+            directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
         with _lock_stage(directory) as stage:
             _check_absent(directory, names)
             yield stage
@@ -52,6 +54,17 @@ def create_file_set(directory: Path, names: Sequence[str]) -> Iterator[Path]:
                 path.rmdir()
 
 
+@contextmanager
+def _keep_owner_permissions() -> Iterator[None]:
+    """Ignore a umask that would remove permissions of the owner from new directories."""
+    umask = os.umask(0o077)
+    os.umask(umask & ~_OWNER)
+    try:
+        yield
+    finally:
+        os.umask(umask)
+
+
 def write_file(path: Path, content: str, mode: int = OWNER_ONLY) -> None:
     """Create a file with this content and mode. Raises OSError."""
     with os.fdopen(open_new(path, os.O_WRONLY, mode), "w", encoding="utf-8") as file:
@@ -65,7 +78,7 @@ def _lock_stage(directory: Path) -> Iterator[Path]:
     If the block fails, its published files are removed. If the process is killed, the next call removes them.
     """
     stage, finished = directory / _UNFINISHED, directory / _FINISHED
-    with suppress(FileExistsError):
+    with suppress(FileExistsError), _keep_owner_permissions():
         stage.mkdir(mode=_DIRECTORY_MODE)
     with _lock_directory(stage) as descriptor:
         if not _is_at(stage, descriptor):
@@ -104,6 +117,9 @@ def _lock_directory(path: Path) -> Iterator[int]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OncelogError(f"another `oncelog init` is writing to {path.parent}") from None
+        with os.scandir(descriptor) as entries:
+            if any(entry.is_dir(follow_symlinks=False) for entry in entries):
+                raise _build_foreign_error(path)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -111,8 +127,8 @@ def _lock_directory(path: Path) -> Iterator[int]:
 
 def _build_foreign_error(path: Path) -> OncelogError:
     return OncelogError(
-        f"{path} must be a directory that this user owns, with mode 0700: `oncelog init` creates it that way. Remove "
-        "it if nothing else needs it, and run the command again"
+        f"{path} must be a directory that this user owns, with mode 0700 and without subdirectories: `oncelog init` "
+        "creates it that way. Remove it if nothing else needs it, and run the command again"
     )
 
 

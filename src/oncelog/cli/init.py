@@ -173,7 +173,8 @@ def _format_steps(created: _Configuration, names: list[str]) -> Iterator[str]:
     """Yield the names of the created files, the key, and commands to paste."""
     program, settings = find_program(), created.settings
     config = shlex.quote(str(created.directory / SETTINGS_NAME))
-    url = _find_url(settings)
+    found = _find_url(settings)
+    url = shlex.quote(found or f"https://{_UNKNOWN_HOST}:{settings.port}")
     options = f"--url {url} --client-id {shlex.quote(created.client_id)} --partition {_TRY_PARTITION}"
     yield f"Created {', '.join(names)} in {created.directory}. The log is {redact_address(settings.store)}."
     yield ""
@@ -181,9 +182,10 @@ def _format_steps(created: _Configuration, names: list[str]) -> Iterator[str]:
     yield ""
     yield f"  {program} serve --config {config}"
     yield ""
+    if found is None:
+        yield f"In the following commands, replace {_UNKNOWN_HOST} with a name that is in the server's certificate."
+        yield ""
     yield f"In another terminal, use the API key of the client {created.client_id!r}. It is not shown again:"
-    if _UNKNOWN_HOST in url:
-        yield f"Replace {_UNKNOWN_HOST} with a name that is in the server's certificate."
     yield ""
     yield f"  export ONCELOG_TOKEN={created.key}"
     yield f"  {program} doctor --config {config} --url {url}"
@@ -197,12 +199,13 @@ def _format_steps(created: _Configuration, names: list[str]) -> Iterator[str]:
         yield f"  {program} token --key {key} --alg EdDSA --sub ada --read {_TRY_PARTITION}"
 
 
-def _find_url(settings: Any) -> str:
-    """Return the URL for the commands. With TLS, its host is a name in the certificate, or `HOST`."""
+def _find_url(settings: Any) -> str | None:
+    """Return the URL for the commands, or None with TLS if the certificate contains no name for its host."""
     if settings.tls.certificate is None:
         url: str = settings.local_url
         return url
-    return f"https://{_read_host_name(settings.tls.certificate) or _UNKNOWN_HOST}:{settings.port}"
+    host = _read_host_name(settings.tls.certificate)
+    return None if host is None else f"https://{host}:{settings.port}"
 
 
 def _read_host_name(certificate: str) -> str | None:

@@ -27,7 +27,7 @@ from oncelog.cli.remote import (
     open_client,
     translate_decode_errors,
 )
-from oncelog.cli.server_options import Remote, uses_explicit_server
+from oncelog.cli.server_options import Remote, uses_explicit_server_as_client
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson
 from oncelog.client.events.codec import Envelope, decode_results, encode_message
 from oncelog.client.runtime.backoff import run_until_first_ends
@@ -41,7 +41,7 @@ GRACE_S: Final = 10.0
 PROBLEMS_SHOWN_MAX: Final = 10
 
 
-@uses_explicit_server
+@uses_explicit_server_as_client
 def load(  # noqa: PLR0913 - one argument per option
     *,
     remote: Remote,

@@ -26,7 +26,7 @@ from oncelog.cli.files import read_token_file
 from oncelog.cli.profiles import FILE_VARIABLE, TOKEN_FILE_BYTES_MAX, Profile, ProfileFile, load_profiles
 from oncelog.client.runtime.http import normalize_url
 from oncelog.error_codes import AUTH_FAILED
-from oncelog.errors import OncelogError, ServerRefusedError
+from oncelog.errors import AUTHENTICATION_FAILED, OncelogError, ServerRefusedError
 
 DEFAULT_URL: Final = "http://127.0.0.1:7171"
 DEFAULT_SOURCE: Final = "default"
@@ -234,20 +234,26 @@ def _load_credential(options: ServerOptions, choice: ServerChoice) -> str | None
 
 
 @contextmanager
-def _explain_failed_authentication(remote: Remote, client_id: str | None, *, may_have_client: bool) -> Iterator[None]:
-    """If the server refuses the token, explain the likely reasons. The server sends every caller the same text."""
+def _explain_failed_authentication(
+    remote: Remote, client_id: str | None = None, *, is_client: bool = False
+) -> Iterator[None]:
+    """If the server refuses the token without a reason, explain the likely reasons.
+
+    A server sends every caller the same text for an invalid token. Other texts, for example about a token that expires
+    while the command runs, remain. `is_client` tells whether the command authenticates with a client id.
+    """
     try:
         yield
     except OncelogError as error:
         refusal = error if isinstance(error, ServerRefusedError) else error.__cause__
-        if not isinstance(refusal, ServerRefusedError) or refusal.code.lower() != AUTH_FAILED:
+        if not isinstance(refusal, ServerRefusedError) or str(refusal) != f"{refusal.code}: {AUTHENTICATION_FAILED}":
             raise
         if remote.token is None:
             reason = f"no token was sent: use --token-file, {TOKEN_VARIABLE} or a profile"
-        elif client_id is not None:
+        elif is_client and client_id is not None:
             reason = f"the token is invalid, or belongs to a client other than {client_id!r} (--client-id)"
         else:
-            hint = ", or belongs to one client (name it with --client-id)" if may_have_client else ""
+            hint = ", or belongs to one client (name it with --client-id)" if is_client else ""
             reason = f"the token is invalid{hint}; the server's log says why"
         raise OncelogError(str(error).replace(str(refusal), f"{AUTH_FAILED}: {reason}")) from error
 
@@ -260,13 +266,18 @@ def uses_server(command: Callable[..., None]) -> Callable[..., None]:
     return _replace_remote(command, build_remote, _SERVER_PARAMETERS)
 
 
-def uses_explicit_server(command: Callable[..., None]) -> Callable[..., None]:
-    """Like `uses_server`, but only an option can select a server other than the one at `DEFAULT_URL`.
+def uses_server_as_client(command: Callable[..., None]) -> Callable[..., None]:
+    """Like `uses_server`, for a command that authenticates as the client in --client-id."""
+    return _replace_remote(command, build_remote, _SERVER_PARAMETERS, is_client=True)
+
+
+def uses_explicit_server_as_client(command: Callable[..., None]) -> Callable[..., None]:
+    """Like `uses_server_as_client`, but only an option can select a server other than the one at `DEFAULT_URL`.
 
     For a command that writes test data: the server in the environment or in the default profile may be in production.
     """
     parameters = (_keyword("url", ExplicitUrl), *_SERVER_PARAMETERS[1:3], _keyword("profile", ExplicitProfile))
-    return _replace_remote(command, _build_explicit_remote, parameters)
+    return _replace_remote(command, _build_explicit_remote, parameters, is_client=True)
 
 
 def _build_explicit_remote(options: ServerOptions) -> Remote:
@@ -281,15 +292,17 @@ def _build_explicit_remote(options: ServerOptions) -> Remote:
 
 
 def _replace_remote(
-    command: Callable[..., None], build: Callable[[ServerOptions], Remote], parameters: Sequence[Parameter]
+    command: Callable[..., None],
+    build: Callable[[ServerOptions], Remote],
+    parameters: Sequence[Parameter],
+    *,
+    is_client: bool = False,
 ) -> Callable[..., None]:
     def run(options: ServerOptions, arguments: dict[str, Any]) -> None:
         remote = build(options)
         if arguments.get("client_id", "") is None:
             arguments["client_id"] = remote.client_id
-        with _explain_failed_authentication(
-            remote, arguments.get("client_id"), may_have_client="client_id" in arguments
-        ):
+        with _explain_failed_authentication(remote, arguments.get("client_id"), is_client=is_client):
             command(remote=remote, **arguments)
 
     return _replace_parameter(command, "remote", parameters, run)
@@ -317,7 +330,7 @@ def reads_log_or_server(command: Callable[..., None]) -> Callable[..., None]:
             command(source=log, **arguments)
             return
         remote = build_remote(options, is_named=True)
-        with _explain_failed_authentication(remote, None, may_have_client=False):
+        with _explain_failed_authentication(remote):
             command(source=remote, **arguments)
 
     log = Parameter("log", Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=Log)

@@ -26,7 +26,7 @@ from oncelog.cli.remote import (
     open_client,
     report_early_end,
 )
-from oncelog.cli.server_options import Remote, uses_server
+from oncelog.cli.server_options import Remote, uses_server_as_client
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, ProgressMeter, print_message
 from oncelog.client.events.codec import SubmitResult
 from oncelog.client.runtime.http import EVENTS_PATH
@@ -39,7 +39,7 @@ PROGRESS_EVENTS_MIN: Final = 1000
 """Smallest number of events with a progress display. Fewer events are submitted faster than a user can read."""
 
 
-@uses_server
+@uses_server_as_client
 def submit(  # noqa: PLR0913 - each one is an option
     event: Annotated[
         str,

@@ -25,7 +25,7 @@ from oncelog.cli.remote import (
     run_while_output_open,
     translate_decode_errors,
 )
-from oncelog.cli.server_options import Remote, uses_server
+from oncelog.cli.server_options import Remote, uses_server_as_client
 from oncelog.client.events.codec import encode_sync
 from oncelog.errors import OncelogError, ServerRefusedError
 
@@ -35,7 +35,7 @@ LINE_STYLES: Final[Sequence[Style]] = ("dim", "dim", "", "", "heading")
 _SYNC_ID: Final = "sync"
 
 
-@uses_server
+@uses_server_as_client
 def tail(
     *,
     partition: Partitions = None,

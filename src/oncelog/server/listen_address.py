@@ -54,7 +54,10 @@ class ListenAddress(Struct, frozen=True):
                 probe.bind(address)
 
     def _resolve(self) -> Iterable[tuple[socket.AddressFamily, Any]]:
-        found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except UnicodeError as error:  # an empty or overlong label
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known") from error
         return dict.fromkeys((family, address) for family, _, _, _, address in found)
 
     @contextmanager

@@ -42,8 +42,8 @@ _ERROR_DESCRIPTIONS: Final[Mapping[int, str]] = {
     422: "A table schema, a limit or the application's validation does not allow the write.",
     429: "Too many failed authentications, requests or new writes. Try again after `Retry-After`.",
     500: "The server failed, and the outcome of the write is unknown. Send the request again, with the same ids.",
-    503: "The server is busy, accepts no new writes, or is stopping. It decided nothing new: send the whole request "
-    "again.",
+    503: "The server is busy, accepts no new writes, cannot read the log, or is stopping. It decided nothing new: send "
+    "the whole request again.",
     507: "A tenant has exceeded a quota. Try again after `Retry-After`.",
 }
 RETRYABLE_STATUSES: Final = frozenset({429, 500, 503, 507})

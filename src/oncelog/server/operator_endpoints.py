@@ -15,11 +15,11 @@ from aiohttp.helpers import ETAG_ANY
 from msgspec.structs import replace
 
 from oncelog import error_codes
-from oncelog.errors import OncelogError
+from oncelog.errors import OncelogError, StoreUnavailableError
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.chat.endpoints import WEBSOCKET_PATH
 from oncelog.server.endpoint import API_DESCRIPTIONS, Call, Endpoint, get_credential
-from oncelog.server.errors import ApiError
+from oncelog.server.errors import RETRY_AFTER_MS, UNREADABLE, ApiError, store_failures
 from oncelog.server.messages import (
     JSON,
     TEXT_SCHEMA,
@@ -47,6 +47,8 @@ METRICS_TIMEOUT_S: Final = 1.0
 """Longest wait for the store. After that, the metrics show the positions from the previous request."""
 READY_TIMEOUT_S: Final = 5.0
 """Longest wait for the store. After that, the server answers that it is not ready."""
+STATS_TIMEOUT_S: Final = READY_TIMEOUT_S
+"""Longest wait for a reading of the figures. It continues afterwards, for the next request."""
 STATS_SHARED_MS: Final = 5000
 """How long the server answers with figures that it has already read. This limits the work that callers can cause."""
 DOCUMENT_PATH: Final = "/openapi.json"
@@ -134,7 +136,6 @@ class OperatorEndpoints:
                 authorize=_authorize_metrics,
                 handle=self._read_stats,
                 responses={200: schema_response("Stats", "The figures.")},
-                errors=(503,),
             )
         )
         if settings.openapi:
@@ -208,7 +209,9 @@ class OperatorEndpoints:
         return web.json_response({**found, "read_only": read_only} if read_only else found)
 
     async def _serve_public_metrics(self, call: Call) -> web.Response:
-        """Answer with the metrics. Only a caller that may read metrics sees names of tenants and consumers."""
+        """Answer with the metrics. Only a caller that may read metrics sees the version, and names of tenants and
+        consumers.
+        """
         credential = get_credential(call.request)
         if credential is None:
             return await self._answer_metrics(shows_names=False)
@@ -240,15 +243,27 @@ class OperatorEndpoints:
         """Return the figures of the log. Requests during a reading, and shortly after it, share its result."""
         reading = self._stats
         if reading is None or (reading.done() and self._get_elapsed_ms() - self._stats_ms >= STATS_SHARED_MS):
-            work = asyncio.to_thread(read_figures, self.get_settings().store, is_open_here=True)
-            self._stats = reading = asyncio.ensure_future(work)
-            reading.add_done_callback(self._end_reading)
-        return msgspec.json.encode(await asyncio.shield(reading))
+            self._stats = reading = asyncio.ensure_future(self._read_figures())
+            reading.add_done_callback(_retrieve_exception)
+        await asyncio.wait([reading], timeout=STATS_TIMEOUT_S)
+        if not reading.done():
+            self._auth_gate.log_limiter.warn("no figures: the store has not answered in time", seconds=STATS_TIMEOUT_S)
+            raise ApiError(error_codes.SERVER_BUSY, UNREADABLE, retry_after_ms=RETRY_AFTER_MS)
+        try:
+            return msgspec.json.encode(reading.result())
+        except StoreUnavailableError as error:
+            store_failures.count(error)
+            raise ApiError(error_codes.SERVER_BUSY, UNREADABLE, retry_after_ms=RETRY_AFTER_MS) from error
 
-    def _end_reading(self, reading: "asyncio.Future[LogFigures]") -> None:
-        self._stats_ms = self._get_elapsed_ms()
-        if reading.cancelled() or reading.exception() is not None:
+    async def _read_figures(self) -> LogFigures:
+        """Read the figures, and set when the reading ended, so that requests share it as soon as it is done."""
+        try:
+            figures = await asyncio.to_thread(read_figures, self.get_settings().store, is_open_here=True)
+        except BaseException:
             self._stats = None
+            raise
+        self._stats_ms = self._get_elapsed_ms()
+        return figures
 
     def _get_elapsed_ms(self) -> int:
         return self._auth_gate.clock.elapsed_ms()
@@ -266,6 +281,12 @@ class OperatorEndpoints:
         response.etag = etag
         response.headers["Cache-Control"] = "no-cache"
         return response
+
+
+def _retrieve_exception(reading: "asyncio.Future[LogFigures]") -> None:
+    """Let asyncio log no stack trace if a reading fails after the last request has stopped waiting for it."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 class _PartedBody(BytesPayload):

@@ -42,7 +42,13 @@ PREFLIGHT_HEADERS: Final = {
     "Access-Control-Max-Age": "600",
 }
 """Answer to a browser's preflight request (CORS)."""
-_API_NAMES: Final = {"/v1/ledger/": "ledger", "/v1/sync/": "deltas", WEBSOCKET_PATH: "chat", "/v1/audit": "audit"}
+_API_NAMES: Final = {
+    "/v1/ledger/": "ledger",
+    "/v1/sync/": "deltas",
+    WEBSOCKET_PATH: "chat",
+    "/v1/audit": "audit",
+    "/v1/stats": "operators",
+}
 _PROBLEM_DIALECTS: Final = {"deltas": DELTAS_PROBLEMS, "chat": CHAT_PROBLEMS, "ledger": LEDGER_PROBLEMS}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -97,8 +97,8 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
         raise_first(
             SettingsError,
             (not self.store, "store must name a file or a database"),
-            (_HOST.fullmatch(self.host) is None, "host must be an IP address or a host name"),
-            (_HOST.fullmatch(self.metrics_host) is None, "metrics_host must be an IP address or a host name"),
+            (not _is_host(self.host), "host must be an IP address or a host name"),
+            (not _is_host(self.metrics_host), "metrics_host must be an IP address or a host name"),
             (
                 not is_validator,
                 f"validate must be package.module:callable, or the name of an entry point in {VALIDATORS_GROUP}",
@@ -291,6 +291,15 @@ def _may_share_address(host: str, other: str) -> bool:
     """Return whether listeners on two hosts may need the same address. Names are not resolved."""
     hosts = {host.lower(), other.lower()}
     return len(hosts) == 1 or bool(hosts & _ALL_ADDRESSES) or ("localhost" in hosts and all(map(is_loopback, hosts)))
+
+
+def _is_host(host: str) -> bool:
+    """Return whether a text has the form of an IP address or a host name."""
+    try:
+        host.encode("idna")  # raises for an empty or overlong label
+    except UnicodeError:
+        return False
+    return _HOST.fullmatch(host) is not None
 
 
 def is_loopback(host: str) -> bool:

@@ -81,6 +81,8 @@ class BatchResult(Struct):
     """How many expired client entries the transaction deleted."""
     sync_s: float = 0.0
     """Duration of COMMIT in seconds, which makes the batch durable. 0 if the batch changed nothing."""
+    lacks_trace_table: bool = False
+    """Whether trace contexts were not stored, because their table has been dropped."""
 
 
 def plan_batch(

@@ -490,6 +490,9 @@ def test_unauthorized_commands_are_refused(tmp_path: Path) -> None:
         done = oncelog(*command, "till", given=given)
         assert (done.returncode, done.stdout) == (2, "")
         assert f"auth_failed: {NO_TOKEN}" in done.stderr
+        done = oncelog(*command, "till", given=given, ONCELOG_TOKEN="wrong")  # noqa: S106
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "auth_failed: the token is invalid; the server's log says why" in done.stderr
         done = oncelog("deltas", "compact", "shop", "--keep", "0", "--url", served.url, "--token", key)
         needed = "its grants must include write access to deltas/shop/compact"
         reason = f"the credential may not compact this gateway; {needed}"
@@ -515,6 +518,17 @@ def test_malformed_answers_are_reported() -> None:
         assert "answered 1 deltas with 0 results" in error
     with scripted(lambda handler, _: answer(handler, 404, b"<html>")) as (url, _):
         assert deltas("pull", url, "g", "--follow")[0] == 2
+
+
+@pytest.mark.parametrize("arguments", [["rows", "t"], ["snapshot"], ["compact", "--upto", "1"]])
+def test_server_that_repeats_a_page_is_not_asked_again(arguments: list[str]) -> None:
+    page = {"rows": [], "next": "same", "cursor": 1, "epoch": "e", "compacted": 0, "upto": 1, "hasMore": True}
+    with scripted(lambda handler, number: answer(handler, 200 if number <= 3 else 404, page)) as (url, received):
+        command, *rest = arguments
+        status, _, errors = deltas(command, url, "g", *rest)
+        assert status == 2
+        assert "the server repeats a page of the list at " in errors[0]
+        assert len(received) == 2
 
 
 @pytest.mark.parametrize(

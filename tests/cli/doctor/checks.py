@@ -76,7 +76,9 @@ def create_key(path: Path, *options: str) -> str:
     return done.stdout.strip()
 
 
-def write_certificate(directory: Path, start_days: float, end_days: float) -> tuple[Path, Path]:
+def write_certificate(
+    directory: Path, start_days: float, end_days: float, name: str = "localhost"
+) -> tuple[Path, Path]:
     """Write a self-signed certificate that is valid between two times, in days from now. Returns it and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     named = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
@@ -86,7 +88,7 @@ def write_certificate(directory: Path, start_days: float, end_days: float) -> tu
         builder.serial_number(x509.random_serial_number())
         .not_valid_before(now + dt.timedelta(days=start_days))
         .not_valid_after(now + dt.timedelta(days=end_days))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .sign(key, hashes.SHA256())
     )
     chain, private = directory / "chain.pem", directory / "key.pem"

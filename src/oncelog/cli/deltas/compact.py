@@ -12,6 +12,7 @@ from oncelog.cli.output import escape_unprintable, print_result
 from oncelog.cli.remote import describe_progress
 from oncelog.cli.server_options import Remote, uses_server
 from oncelog.cli.terminal import AsJson, ProgressMeter
+from oncelog.client.runtime.pages import check_next_page
 from oncelog.errors import OncelogError
 from oncelog.storage.verify.findings import StepProgress
 
@@ -91,6 +92,7 @@ async def _run_compaction(gateway: Gateway, request: dict[str, int | str], upto:
     """Send requests until everything is compacted, because the server limits the deltas per request."""
     compacted = dropped = 0
     held_by: _HeldBy | None = None
+    token: str | None = None
     with describe_progress(lambda: f"{compacted} deltas compacted so far. {_RESUME_HINT}"), ProgressMeter() as meter:
         async with gateway:
             while True:
@@ -100,6 +102,7 @@ async def _run_compaction(gateway: Gateway, request: dict[str, int | str], upto:
                 held_by = result.held_by or held_by
                 meter(StepProgress("compacting", result.upto, upto))
                 if result.next:
-                    request["page"] = result.next
+                    check_next_page(token, result.next, "compact")
+                    request["page"] = token = result.next
                 elif not result.has_more:
                     return _CompactResult(compacted, result.upto, dropped_rows=dropped, held_by=held_by)

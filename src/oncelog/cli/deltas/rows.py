@@ -3,7 +3,7 @@
 import asyncio
 import csv
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing
 from itertools import chain
 from tempfile import SpooledTemporaryFile
@@ -20,6 +20,7 @@ from oncelog.cli.remote import check_text, encode_raw_line, translate_decode_err
 from oncelog.cli.server_options import Remote, uses_server
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AlwaysJson, print_message
 from oncelog.client.deltas.codec import GatewayRefusedError
+from oncelog.client.runtime.pages import iterate_pages
 from oncelog.errors import OncelogError
 
 PAGE_ROWS: Final = 500
@@ -102,16 +103,16 @@ async def _run_rows(gateway: Gateway, table: str, row_id: str | None, output_for
     return count
 
 
-async def _iterate_pages(
+def _iterate_pages(
     gateway: Gateway, kind: type[Page], path: str, next_name: str, **parameters: Any
 ) -> AsyncGenerator[Page, None]:
     """Yield all pages. `next_name` is the query parameter that requests the next one."""
-    while True:
-        page = await gateway.request(kind, path, **parameters)
-        yield page
-        if not page.next:
-            return
-        parameters[next_name] = page.next
+
+    def fetch(token: str | None) -> Awaitable[Page]:
+        following: dict[str, Any] = {} if token is None else {next_name: token}
+        return gateway.request(kind, path, **parameters, **following)
+
+    return iterate_pages(fetch, lambda page: page.next or None, path)
 
 
 # --- in columns -------------------------------------------------------------------------------------------

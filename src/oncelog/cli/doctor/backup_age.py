@@ -13,14 +13,13 @@ from oncelog.cli.doctor.findings import Check, Finding, ok, problem, warning
 from oncelog.cli.output import format_duration, format_utc
 from oncelog.core.rules.leaps import find_last_commit_ms
 from oncelog.errors import OncelogError, StoreError
-from oncelog.storage.backups import LEAPS_SCHEMA_VERSION
 from oncelog.storage.clock import SystemClock
-from oncelog.storage.litestream.history import HistoryMatch, compare_histories
+from oncelog.storage.litestream.history import HistoryMatch, compare_histories, list_previous_epochs
 from oncelog.storage.litestream.program import BackupError
 from oncelog.storage.litestream.recovery import TargetReader, is_last_written
 from oncelog.storage.litestream.replication import find_configured_target, get_target_state, is_replicating
 from oncelog.storage.litestream.target import BackupTarget
-from oncelog.storage.queries.records import load_heads, load_previous_epochs
+from oncelog.storage.queries.records import load_heads
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
 from oncelog.storage.verify.findings import StepProgress
@@ -30,6 +29,13 @@ FILE_AGE_MS_MAX: Final = 26 * 3_600_000
 TARGET_AGE_MS_MAX: Final = 3_600_000
 """A continuous backup is seconds old. An hour leaves time for a restart."""
 TIMEOUT_S: Final = 20
+_REMEDIES: Final = {
+    "ended": "Back up the log to another target. If no other log is backed up to this one, run `oncelog backup FILE "
+    "{name} --take-over` once.",
+    "diverged": "Back up each copy to its own target, and renew the epoch of one of them (oncelog epoch FILE --renew).",
+    "foreign": "Back up the log to another target.",
+}
+"""What to do about a target that contains a different history, by `HistoryMatch.relation`."""
 
 
 class LogTimes(Struct, frozen=True):
@@ -118,28 +124,9 @@ def judge_age(name: str, backup_ms: int, log: LogTimes | None, age_ms_max: int) 
 
 def _judge_match(name: str, match: HistoryMatch, age_ms_max: int) -> Finding:
     """Return the finding for a continuous backup that was compared with the log."""
-    if match.relation == "ended":
-        return problem(
-            "backup",
-            f"{name} contains epoch {match.backup_epoch}, an earlier history of the log, which has epoch "
-            f"{match.log_epoch}",
-            "Back up the log to another target. If no other log is backed up to this one, run `oncelog backup FILE "
-            f"{name} --take-over` once.",
-        )
-    if match.relation == "diverged":
-        return problem(
-            "backup",
-            f"{name} contains commits of epoch {match.log_epoch} that the log does not have: a different copy of the "
-            "log was backed up there",
-            "Back up each copy to its own target, and renew the epoch of one of them (oncelog epoch FILE --renew).",
-        )
-    if match.relation == "foreign":
-        return problem(
-            "backup",
-            f"{name} contains the backup of another log or of another history (epoch {match.backup_epoch}, and the log "
-            f"has {match.log_epoch})",
-            "Back up the log to another target.",
-        )
+    difference = match.describe_difference(name, "the log")
+    if difference is not None:
+        return problem("backup", difference, _REMEDIES[match.relation].format(name=name))
     if match.missing_since_ms is None:
         return ok("backup", f"{name} has the newest commit of the log")
     age_ms = max(0, SystemClock().wall_ms() - match.missing_since_ms)
@@ -164,9 +151,8 @@ def _read_log_times(log: str) -> LogTimes | None:
 def _read_times(path: str) -> LogTimes:
     with open_read_transaction(path, allow_older=True) as (connection, metadata):
         heads = run_query(connection, load_heads)
-        has_leaps = metadata.schema_version >= LEAPS_SCHEMA_VERSION
-        previous = run_query(connection, load_previous_epochs) if has_leaps else ()
-        return LogTimes(find_last_commit_ms(heads.values(), metadata.created_ms), metadata.epoch, previous)
+        newest_ms = find_last_commit_ms(heads.values(), metadata.created_ms)
+        return LogTimes(newest_ms, metadata.epoch, list_previous_epochs(connection, metadata))
 
 
 @contextmanager

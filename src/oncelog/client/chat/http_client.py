@@ -1,6 +1,6 @@
 """HTTP client for chats, members, history and delivery. Raises LostError, ServerRefusedError or ProtocolError."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from typing import Protocol, TypeVar
 from urllib.parse import quote
 
@@ -10,7 +10,7 @@ from msgspec import Struct
 from oncelog.client.chat.codec import PATH
 from oncelog.client.chat.values import ChatDetails, ListedChat, Member, Message
 from oncelog.client.runtime.http import HttpClient, Socket, decode_answer
-from oncelog.errors import ProtocolError
+from oncelog.client.runtime.pages import iterate_pages
 
 T = TypeVar("T")
 Page = TypeVar("Page", bound="_Page")
@@ -94,16 +94,11 @@ class ChatHttpClient(HttpClient):
         pages = self._load_pages(f"{_to_path(chat_id)}/delivery", _MembersPage)
         return tuple([member async for page in pages for member in page.members])
 
-    async def _load_pages(self, path: str, kind: type[Page]) -> AsyncIterator[Page]:
-        query: dict[str, str] = {}
-        while True:
-            page = await self._request_json("GET", path, kind, query)
-            yield page
-            if page.next_after is None:
-                return
-            if page.next_after == query.get("after"):
-                raise ProtocolError(f"the server repeats a page of the list at {path}")
-            query = {"after": page.next_after}
+    def _load_pages(self, path: str, kind: type[Page]) -> AsyncIterator[Page]:
+        def fetch(after: str | None) -> Awaitable[Page]:
+            return self._request_json("GET", path, kind, {} if after is None else {"after": after})
+
+        return iterate_pages(fetch, lambda page: page.next_after, path)
 
     async def _request_json(
         self, method: str, path: str, kind: type[T], query: dict[str, str] | None = None, body: bytes | None = None

@@ -285,8 +285,17 @@ class HttpClient:
         import aiohttp  # noqa: PLC0415 - as above
 
         if self._session is None:
-            self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+            tracing = aiohttp.TraceConfig()
+            tracing.on_request_redirect.append(self._refuse_redirect)
+            self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), trace_configs=[tracing])
         return self._session
+
+    async def _refuse_redirect(
+        self, _session: "aiohttp.ClientSession", _context: object, params: "aiohttp.TraceRequestRedirectParams"
+    ) -> None:
+        """Raise ServerRefusedError before aiohttp follows a redirect: `ws_connect` has no parameter that forbids it."""
+        params.response.close()
+        raise status_error(params.response.status, self.url)
 
     async def _read_body(self, response: "aiohttp.ClientResponse") -> bytes:
         body = bytearray()

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from oncelog.core.internal_records import count_missing_numbers
 from oncelog.core.read_set import ReadSet
 from oncelog.core.values import KeyIdentity
-from oncelog.errors import NotALogError, StoreError
+from oncelog.errors import NotALogError, StoreError, StoreUnavailableError
 from oncelog.storage.clock import ClockMark, SystemClock
 from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus, LogView, RowTuple
 from oncelog.storage.metadata import (
@@ -27,7 +27,7 @@ from oncelog.storage.queries.records import load_gaps
 from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.sqlite.database_file import connect
 from oncelog.storage.sqlite.key_index.index import KeyIndex, LaneIndexState
-from oncelog.storage.sqlite.key_index.segments import Segment, check_key_counts, count_sealed_keys, decode_job
+from oncelog.storage.sqlite.key_index.segments import count_sealed_keys, load_progress
 from oncelog.storage.sqlite.moved_marker import MOVED_SCHEMA_VERSION, check_not_moved
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import ExistingFileDriver, open_read_transaction, translate_read_errors
@@ -85,14 +85,17 @@ class FileView(LogView):
     def get_sizes(self) -> dict[str, Any]:
         """See `LogView`."""
         # The figures come from the progress that the index has saved. The index itself would hash all unsealed keys.
-        segments = [Segment(*row) for row in self.iterate_rows("segments")]
-        jobs = [decode_job(row) for row in self.iterate_rows("jobs")]
         lanes = load_lane_index_states(self.connection)
-        check_key_counts(segments, jobs, sum(lane.position for lane in lanes.values()))
+        segments, jobs = load_progress(self.connection, sum(lane.position for lane in lanes.values()))
         gaps = self.run_query(load_gaps)
         levels = Counter(segment.level for segment in segments)
         # Read the size before closing the connection: the last connection to close empties the write-ahead log.
-        wal = Path(f"{self._path}-wal")
+        try:
+            size = self._path.stat().st_size
+            wal = Path(f"{self._path}-wal")
+            wal_size = wal.stat().st_size if wal.exists() else 0
+        except OSError as error:
+            raise StoreUnavailableError(f"the size of {self._path} cannot be read: {error.strerror}") from error
         return {
             "keys": {
                 "hot": sum(
@@ -101,11 +104,11 @@ class FileView(LogView):
                     - count_missing_numbers(gaps.get(number, NO_GAPS).positions, lane.sealed_position, lane.position)
                     for number, lane in lanes.items()
                 ),
-                "sealed": count_sealed_keys(segments, jobs),
+                "sealed": count_sealed_keys(segments, jobs.values()),
                 "segments": {str(level): levels[level] for level in sorted(levels)},
             },
-            "bytes": self._path.stat().st_size,
-            "wal_bytes": wal.stat().st_size if wal.exists() else 0,
+            "bytes": size,
+            "wal_bytes": wal_size,
         }
 
     @cached_property

@@ -1,11 +1,12 @@
 """Comparison of a backup with a log: their epochs, and the newest blocks of all lanes."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from oncelog.core.values import LaneHead
 from oncelog.storage.backups import LEAPS_SCHEMA_VERSION
+from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries.records import find_block, load_heads, load_previous_epochs
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
@@ -22,6 +23,32 @@ class HistoryMatch(Struct, frozen=True):
     missing_since_ms: int | None = None
     """With `same`: time of the oldest commit that the backup lacks, or None if it lacks none."""
 
+    def describe_difference(self, backup: str, log: str) -> str | None:
+        """Return what a backup contains that its log does not have, or None if the log has every commit."""
+        match self.relation:
+            case "same":
+                return None
+            case "ended":
+                return (
+                    f"{backup} contains epoch {self.backup_epoch}, an earlier history of {log}, which has epoch "
+                    f"{self.log_epoch}"
+                )
+            case "diverged":
+                return (
+                    f"{backup} contains commits of epoch {self.log_epoch} that {log} does not have: a different copy "
+                    "of this log was backed up there"
+                )
+            case "foreign":
+                return (
+                    f"{backup} contains the backup of another log or of another history (epoch {self.backup_epoch}, "
+                    f"and {log} has {self.log_epoch})"
+                )
+
+
+def list_previous_epochs(connection: Any, metadata: LogMetadata) -> tuple[str, ...]:
+    """Return the epochs that a log has ended. The log may have an older schema."""
+    return run_query(connection, load_previous_epochs) if metadata.schema_version >= LEAPS_SCHEMA_VERSION else ()
+
 
 def compare_histories(backup: str, log: str) -> HistoryMatch:
     """Compare a file with the content of a backup with a log. Raises StoreError.
@@ -33,8 +60,7 @@ def compare_histories(backup: str, log: str) -> HistoryMatch:
     # The log is read after the backup, which may still grow.
     with open_read_transaction(log, allow_older=True) as (connection, metadata):
         if epoch != metadata.epoch:
-            has_leaps = metadata.schema_version >= LEAPS_SCHEMA_VERSION
-            previous = run_query(connection, load_previous_epochs) if has_leaps else ()
+            previous = list_previous_epochs(connection, metadata)
             return HistoryMatch("ended" if epoch in previous else "foreign", epoch, metadata.epoch)
         log_heads = run_query(connection, load_heads)
         for lane, head in heads.items():

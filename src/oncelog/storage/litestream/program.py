@@ -104,13 +104,15 @@ def build_environment() -> dict[str, str]:
 
 def write_config(path: Path, content: Mapping[str, Any]) -> None:
     """Write a configuration. YAML includes JSON."""
-    write_file(path, msgspec.json.encode(content))
+    replace_file(path, msgspec.json.encode(content))
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can access."""
-    with os.fdopen(open_or_create(path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can access. An error leaves an earlier file unchanged. Raises OSError."""
+    temporary_path = path.with_name(f"{path.name}.new")
+    with os.fdopen(open_or_create(temporary_path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
         file.write(content)
+    temporary_path.replace(path)
 
 
 def start(*arguments: str | Path, **options: Any) -> "subprocess.Popen[bytes]":

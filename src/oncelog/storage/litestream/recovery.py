@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -29,6 +30,15 @@ from oncelog.storage.sqlite.read_transaction import open_read_transaction
 from oncelog.storage.verify.findings import ReportProgress, StepProgress
 
 _NEWEST_NAME, _EARLIER_NAME, _PROBE_NAME, _CONFIG_NAME = RECOVERED_NAMES
+
+
+_CHOOSE_TARGET: Final = "Choose another directory or prefix"
+_REMEDIES: Final = {
+    "ended": ". If a restore or `oncelog epoch --renew` has started the history of this log, and no log with the "
+    "earlier one is backed up any more, add --take-over once",
+    "diverged": ", or restore the log from this backup",
+}
+"""What else a user can do about a target that contains a different history, by `HistoryMatch.relation`."""
 
 
 class RestorePoint(Struct, frozen=True):
@@ -173,23 +183,9 @@ def check_same_log(target: BackupTarget, log: str, state: Path, report: ReportPr
         points = reader.list_points()
         if points and not is_last_written(points, state, epoch):
             match = compare_histories(str(reader.recover(None, report).path), log)
-            if match.relation == "ended" and not take_over:
-                raise StoreError(
-                    f"{target.name} contains epoch {match.backup_epoch}, an earlier history of this log. {log} has "
-                    f"epoch {epoch}. Choose another directory or prefix. If this log replaces the log that is backed "
-                    "up there, and that log is no longer backed up, add --take-over once."
-                )
-            if match.relation == "diverged":
-                raise StoreError(
-                    f"{target.name} contains commits of epoch {epoch} that {log} does not have: a different copy of "
-                    "this log was backed up there. Choose another directory or prefix, or restore the log from this "
-                    "backup."
-                )
-            if match.relation == "foreign":
-                raise StoreError(
-                    f"{target.name} contains the backup of another log or of another history (epoch "
-                    f"{match.backup_epoch}, and {log} has {epoch}). Choose another directory or prefix."
-                )
+            difference = match.describe_difference(target.name, log)
+            if difference is not None and not (match.relation == "ended" and take_over):
+                raise StoreError(f"{difference}. {_CHOOSE_TARGET}{_REMEDIES.get(match.relation, '')}.")
     return epoch
 
 

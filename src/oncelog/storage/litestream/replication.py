@@ -31,9 +31,9 @@ from oncelog.storage.litestream.program import (
     build_error,
     check_reachable,
     redact,
+    replace_file,
     start,
     write_config,
-    write_file,
 )
 from oncelog.storage.litestream.recovery import check_same_log, get_marker
 from oncelog.storage.litestream.target import BackupTarget, decode_replica
@@ -127,7 +127,16 @@ class Replication:
             if time.monotonic() > deadline:
                 raise BackupError(f"{self._target.name} has not confirmed the newest changes in {SYNC_TIMEOUT_S} s.")
             self.wait(_POLL_PAUSE_S)
-        write_file(self._marker, self._epoch.encode())
+        self._write_marker()
+
+    def _write_marker(self) -> None:
+        """Write the epoch to the marker, unless the marker has it. Raises BackupError."""
+        content = self._epoch.encode()
+        try:
+            if not self._marker.exists() or self._marker.read_bytes() != content:
+                replace_file(self._marker, content)
+        except OSError as error:
+            raise BackupError(f"{self._marker} cannot be written: {error.strerror}.") from error
 
     def _request_sync(self) -> _SyncAnswer:
         """Let Litestream read the write-ahead log, and return its position and that of the target.

@@ -190,6 +190,8 @@ class PostgresStore(SqlStore):
         result = await self._commit(
             lambda connection: store_transaction.commit(connection, batch, needs, validate, traces), needs.lanes
         )
+        if result.lacks_trace_table:
+            self._report_dropped_traces()
         if not result.changes.is_empty:
             result.sync_s = self._writer.sync_s
             self._notify_others()

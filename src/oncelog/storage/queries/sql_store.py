@@ -19,7 +19,7 @@ from oncelog.core.read_set import ReadSet
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import LaneHead, Record, RecordAct, Settings, Snapshot
 from oncelog.storage.clock import ClockMark
-from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.metadata import LogMetadata, logger
 from oncelog.storage.queries import records
 from oncelog.storage.queries import tenants as tenant_queries
 from oncelog.storage.queries.record_pages import Rows, read_rows
@@ -84,6 +84,8 @@ class SqlStore(ABC):
     _erase_values: EraseValues
     _has_traces = False
     """Whether reads return stored trace contexts."""
+    _has_reported_drop = False
+    """Whether a warning about the dropped table of trace contexts was logged."""
 
     @property
     @abstractmethod
@@ -131,7 +133,7 @@ class SqlStore(ABC):
         found: list[Record] = []
         end = yield from read_rows(query, lane, self.epoch, None, lambda rows: found.extend(map(decode_record, rows)))
         if self._has_traces and query.with_traces:
-            found = yield from attach_traces(found)
+            found = yield from self._attach_traces(found)
         return Page(found, *end)
 
     @shared_query
@@ -159,8 +161,24 @@ class SqlStore(ABC):
     async def _attach_trace(self, status: KeyStatus) -> KeyStatus:
         if not self._has_traces or status.record is None:
             return status
-        [record] = await self._run_query(attach_traces, [status.record])
+        [record] = await self._run_query(self._attach_traces, [status.record])
         return replace(status, record=record)
+
+    def _attach_traces(self, records: Sequence[Record]) -> QuerySteps[list[Record]]:
+        found = yield from attach_traces(records)
+        if found is None:
+            self._report_dropped_traces()
+            return list(records)
+        return found
+
+    def _report_dropped_traces(self) -> None:
+        """Log a warning, once until the log is opened again."""
+        if not self._has_reported_drop:
+            self._has_reported_drop = True
+            logger.warning(
+                "the table _oncelog_traces has been dropped while the log is open with tracing: no trace contexts are "
+                "stored until the log is opened again"
+            )
 
     # --- records, blocks and heads
 

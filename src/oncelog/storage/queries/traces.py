@@ -6,14 +6,12 @@ application. Nothing is derived from it; losing it loses only the links between 
 """
 
 from collections.abc import Sequence
-from functools import cache
 from itertools import chain
 from typing import Final
 
 from msgspec.structs import replace
 
 from oncelog.core.values import Committed, Record, RecordTrace
-from oncelog.storage.metadata import logger
 from oncelog.storage.queries.statement import QuerySteps, RowsStatement, Statement
 from oncelog.storage.store import BatchResult, BatchTraces
 
@@ -41,7 +39,11 @@ def add_traces(result: BatchResult, traces: BatchTraces) -> list[Record]:
 
 
 def save_traces(result: BatchResult, traces: BatchTraces) -> QuerySteps[None]:
-    """Save the contexts of a batch's new records, attach them to the records, and delete old contexts."""
+    """Save the contexts of a batch's new records, attach them to the records, and delete old contexts.
+
+    Without the table, `result.lacks_trace_table` is set. On PostgreSQL, a statement on a missing table would abort the
+    transaction.
+    """
     result.changes.records = records = add_traces(result, traces)
     rows = [
         (record.lane, record.position, record.trace.traceparent, record.trace.commit)
@@ -50,7 +52,8 @@ def save_traces(result: BatchResult, traces: BatchTraces) -> QuerySteps[None]:
     ]
     if not rows:
         return
-    if not (yield from _find_table()):
+    if not (yield Statement("find_traces")):
+        result.lacks_trace_table = True
         return
     yield RowsStatement("save_traces", rows)
     newest = {lane: position for lane, position, *_ in rows}
@@ -61,29 +64,15 @@ def save_traces(result: BatchResult, traces: BatchTraces) -> QuerySteps[None]:
         yield RowsStatement("expire_traces", expired)
 
 
-def attach_traces(records: Sequence[Record]) -> QuerySteps[list[Record]]:
-    """Return records of one lane with their stored contexts."""
+def attach_traces(records: Sequence[Record]) -> QuerySteps[list[Record] | None]:
+    """Return records of one lane with their stored contexts, or None if the table does not exist."""
     positions = [record.position for record in records]
     found: dict[int, RecordTrace] = {}
-    if not records or not (yield from _find_table()):
-        return list(records)
+    if not records:
+        return []
+    if not (yield Statement("find_traces")):
+        return None
     for start in range(0, len(positions), POSITIONS_MAX):
         rows = yield Statement("traces", records[0].lane, positions[start : start + POSITIONS_MAX])
         found |= {position: RecordTrace(traceparent, commit) for position, traceparent, commit in rows}
     return [replace(record, trace=found[record.position]) if record.position in found else record for record in records]
-
-
-def _find_table() -> QuerySteps[bool]:
-    """Return whether the table exists. On PostgreSQL, a statement on a missing table would abort the transaction."""
-    if (yield Statement("find_traces")):
-        return True
-    _warn_of_missing_table()
-    return False
-
-
-@cache
-def _warn_of_missing_table() -> None:
-    logger.warning(
-        "the table _oncelog_traces has been dropped while the log is open with tracing: no trace contexts are stored "
-        "until the log is opened again"
-    )

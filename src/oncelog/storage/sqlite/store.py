@@ -164,6 +164,8 @@ class SqliteStore(SqlStore):
                 self._file_writer.abandon()
                 raise
             result.sync_s = await asyncio.shield(finishing)
+        if result.lacks_trace_table:
+            self._report_dropped_traces()
         self._start_fill()
         self._uncheckpointed_records += len(result.changes.records)
         if self._uncheckpointed_records >= CHECKPOINT_RECORDS:

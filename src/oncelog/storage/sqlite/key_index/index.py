@@ -39,9 +39,8 @@ from oncelog.storage.sqlite.key_index.segments import (
     IndexDelta,
     IndexJob,
     Segment,
-    check_key_counts,
     count_sealed_keys,
-    decode_job,
+    load_progress,
     select_segments_to_clear,
 )
 from oncelog.storage.sqlite.statements import SQL
@@ -115,9 +114,7 @@ class KeyIndex:
         """Load everything that other processes have committed, sealed or merged since the last call."""
         if commits == self.commits:
             return
-        self.segments = [Segment(*row) for row in connection.execute(SQL["segments"]).fetchall()]
-        self._jobs = {row[0]: decode_job(row) for row in connection.execute(SQL["jobs"]).fetchall()}
-        check_key_counts(self.segments, self._jobs.values(), sum(lane.position for lane in lanes.values()))
+        self.segments, self._jobs = load_progress(connection, sum(lane.position for lane in lanes.values()))
         self._drop_stale_merges()
         borders = {number: (lane.sealed_position, lane.sealing_position) for number, lane in lanes.items()}
         if any(self._borders.get(number, (0, 0)) != border for number, border in borders.items()):

@@ -47,7 +47,16 @@ def decode_job(row: tuple[Any, ...]) -> IndexJob:
         raise CorruptError(f"{message}; {DAMAGE_HINT}") from error
 
 
-def check_key_counts(segments: Iterable[Segment], jobs: Iterable[IndexJob], records: int) -> None:
+def load_progress(connection: Any, records: int) -> tuple[list[Segment], dict[int, IndexJob]]:
+    """Return the segments, and the jobs by level. Raises CorruptError if `records` records cannot have that many
+    keys."""
+    segments = [Segment(*row) for row in connection.execute(SQL["segments"]).fetchall()]
+    jobs = {row[0]: decode_job(row) for row in connection.execute(SQL["jobs"]).fetchall()}
+    _check_key_counts(segments, jobs.values(), records)
+    return segments, jobs
+
+
+def _check_key_counts(segments: Iterable[Segment], jobs: Iterable[IndexJob], records: int) -> None:
     """Raise CorruptError for an impossible key count, because memory is allocated for that many keys."""
     for counted in chain[Segment | IndexJob](segments, jobs):
         if not 0 <= counted.keys <= KEYS_PER_RECORD_MAX * records:
