@@ -204,15 +204,24 @@ def test_unauthorized_tail_is_refused(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (2, f"oncelog: auth_failed: {hint}\n")
 
 
-def test_tail_of_an_unreachable_server_is_refused(tmp_path: Path) -> None:
+def test_tail_waits_for_a_server_that_has_not_started(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
+        submit(served.url, "a", 1)
         served.kill()
-        done = oncelog("tail", "--url", served.url, "--partition", "a")
+        with start_command("tail", "--url", served.url, "--partition", "a", "--limit", "1") as process:
+            assert process.stderr is not None
+            problem = f"{served.url} cannot be reached: Connection refused (is the server running at this URL?)"
+            assert process.stderr.readline() == f"oncelog: {problem}; retrying\n"
+            served.start()
+            status, output, errors = wait_for_exit(process)
+    assert (status, numbers_of(output), errors) == (0, [1], "oncelog: connected\n")
+
+
+def test_tail_of_an_unknown_host_is_refused() -> None:
+    done = oncelog("tail", "--url", "http://oncelog.invalid", "--partition", "a")
     assert (done.returncode, done.stdout) == (2, "")
-    assert (
-        done.stderr
-        == f"oncelog: {served.url} cannot be reached: Connection refused (is the server running at this URL?)\n"
-    )
+    assert "cannot be reached" in done.stderr
+    assert done.stderr.endswith("(check the host name)\n")
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show:
         "limit": str(PAGE_ACTS),
     }
     query = {name: value for name, value in parameters.items() if value}
-    retrier = Retrier(remote)
+    retrier = Retrier(remote, waits_for_server=True)
     async with open_client(remote) as client:
 
         async def fetch_page() -> _ActPage:
@@ -113,7 +113,7 @@ async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show:
 
         while True:
             page = await (retrier.run(fetch_page) if follow else fetch_page())
-            retrier.mark_connected()
+            retrier.mark_connected("reconnected")
             write_lines(map(show, page.acts))
             query["after"] = page.cursor
             if not page.has_more:

@@ -280,13 +280,20 @@ class Retrier:
     """Retries attempts that fail because of the connection or because the server asks for a later retry.
 
     With `timeout_s`, each call of `run` gives up after this time. Without it, `run` retries indefinitely, but only once
-    the server has been reached: call `mark_connected` as soon as it has. A wrong URL thus fails immediately.
+    the server has been reached: call `mark_connected` as soon as it has. A wrong URL thus fails immediately. With
+    `waits_for_server`, `run` also waits for a server that does not listen yet.
     """
 
     def __init__(
-        self, remote: Remote, timeout_s: float | None = None, on_problem: Callable[[OncelogError], None] | None = None
+        self,
+        remote: Remote,
+        timeout_s: float | None = None,
+        on_problem: Callable[[OncelogError], None] | None = None,
+        *,
+        waits_for_server: bool = False,
     ) -> None:
         """`on_problem` is called after each failed attempt. By default, the first failure is reported to the user."""
+        self._waits_for_server = waits_for_server
         self._remote = remote
         self._timeout_s = timeout_s
         self._on_problem = on_problem or self._report_problem
@@ -326,7 +333,7 @@ class Retrier:
                 # Reaching the deadline explains nothing, so an earlier problem is more useful to the user.
                 problem, was_sent = problem or LostError(f"{self._remote.url} did not respond in time"), True
             except LostError as error:
-                if deadline_s is None and not self._was_connected:
+                if deadline_s is None and not self._was_connected and not self._may_start_later(error):
                     raise
                 # Every attempt would fail in the same way.
                 if _has_cause(error, "ClientSSLError", "InvalidURL", "ClientResponseError"):
@@ -343,6 +350,11 @@ class Retrier:
             self.has_retried = True
             self._on_problem(problem)
             await asyncio.sleep(pause_s)
+
+    def _may_start_later(self, error: LostError) -> bool:
+        """Return whether to wait for a server that has never been reached. An unknown host is probably a typo."""
+        is_refused = _has_cause(error, "ClientConnectorError") and not _has_cause(error, "ClientConnectorDNSError")
+        return self._waits_for_server and is_refused
 
     def _report_problem(self, problem: OncelogError) -> None:
         if not self._has_reported:
