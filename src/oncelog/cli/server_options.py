@@ -234,7 +234,7 @@ def _load_credential(options: ServerOptions, choice: ServerChoice) -> str | None
 
 
 @contextmanager
-def _explain_failed_authentication(remote: Remote, client_id: str | None, *, may_have_client: bool) -> Iterator[None]:
+def _explain_failed_authentication(remote: Remote, client_id: str | None) -> Iterator[None]:
     """If the server refuses the token, explain the likely reasons. The server sends every caller the same text."""
     try:
         yield
@@ -247,8 +247,7 @@ def _explain_failed_authentication(remote: Remote, client_id: str | None, *, may
         elif client_id is not None:
             reason = f"the token is invalid, or belongs to a client other than {client_id!r} (--client-id)"
         else:
-            hint = ", or belongs to one client (name it with --client-id)" if may_have_client else ""
-            reason = f"the token is invalid{hint}; the server's log says why"
+            reason = "the token is invalid; the server's log says why"
         raise OncelogError(str(error).replace(str(refusal), f"{AUTH_FAILED}: {reason}")) from error
 
 
@@ -287,9 +286,7 @@ def _replace_remote(
         remote = build(options)
         if arguments.get("client_id", "") is None:
             arguments["client_id"] = remote.client_id
-        with _explain_failed_authentication(
-            remote, arguments.get("client_id"), may_have_client="client_id" in arguments
-        ):
+        with _explain_failed_authentication(remote, arguments.get("client_id")):
             command(remote=remote, **arguments)
 
     return _replace_parameter(command, "remote", parameters, run)
@@ -317,7 +314,7 @@ def reads_log_or_server(command: Callable[..., None]) -> Callable[..., None]:
             command(source=log, **arguments)
             return
         remote = build_remote(options, is_named=True)
-        with _explain_failed_authentication(remote, None, may_have_client=False):
+        with _explain_failed_authentication(remote, None):
             command(source=remote, **arguments)
 
     log = Parameter("log", Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=Log)

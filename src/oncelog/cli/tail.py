@@ -18,8 +18,8 @@ from oncelog.cli.remote import (
     EventsConnection,
     Partitions,
     Retrier,
+    check_client_id,
     check_text,
-    choose_client_id,
     connect,
     open_client,
     run_while_output_open,
@@ -68,7 +68,7 @@ def tail(
     if not partition:
         raise OncelogError("--partition must be given at least once")
     partitions = [check_text(name, "--partition") for name in partition]
-    asyncio.run(_run_tail(remote, choose_client_id(client_id, "tail"), partitions, epoch, printer))
+    asyncio.run(_run_tail(remote, check_client_id(client_id), partitions, epoch, printer))
 
 
 def _parse_since(text: str) -> int | None:
