@@ -39,6 +39,7 @@ settings("table that is a value", "tls = 'server.pem'", "tls", remedy="must be a
 # --- values
 
 settings("number in quotes", "shutdown_ms = '5000'", "shutdown_ms", remedy="must be a whole number")
+settings("several mistakes", "metrics_port = 'x'\nshutdown_ms = 0.5", "port must", "shutdown_ms must", remedy="2 settings are invalid")
 settings("fraction", "shutdown_ms = 0.5", "shutdown_ms", remedy="must be a whole number")
 settings("flag in quotes", "grpc = 'no'", "grpc", remedy="must be true or false")
 settings("port out of range", "metrics_port = 70000", "metrics_port", "70000", remedy="to 65535")
