@@ -19,6 +19,8 @@ def settings(name: str, content: str, *wrong: str, remedy: str) -> None:
 command("missing settings file", "serve --config none.toml", "none.toml", remedy="check the path")
 command("directory as settings file", "serve --config folder", "folder is not a file", remedy="name a regular file")
 settings("malformed settings", "host = localhost", "not valid TOML", "line 3", remedy="write text in quotes")
+settings("address without quotes", "host = 127.0.0.1", "not valid TOML", "line 3", remedy="write text in quotes")
+settings("level without quotes", "[log]\nlevel = info", "not valid TOML", "line 4", remedy="write text in quotes")
 settings("setting written twice", "port = 1", "not valid TOML", "line 3", remedy="Cannot overwrite a value")
 settings("misspelt setting", "hots = '127.0.0.1'", "'hots'", remedy="did you mean host")
 settings("misspelt table", "[limit]\nqueue_items_max = 5", "limit", remedy="did you mean limits")
