@@ -47,7 +47,6 @@ from oncelog.cursor import Cursor
 from oncelog.error_codes import RETRYABLE_CODES
 from oncelog.refusal_reasons import Reason
 
-
 PATH_CHARACTERS_SHOWN: Final = 160
 """Characters of a path in a message, half from each end. The path of a value with many levels can be much longer."""
 

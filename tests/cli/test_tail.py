@@ -200,7 +200,7 @@ def test_unauthorized_tail_is_refused(tmp_path: Path) -> None:
         done = oncelog("stats", "--url", served.url)
         assert (done.returncode, done.stderr) == (2, f"oncelog: auth_failed: {NO_TOKEN}\n")
         done = oncelog("audit", "--url", served.url, ONCELOG_TOKEN="wrong")  # noqa: S106
-        hint = "the token is invalid; the server's log says why"
+        hint = "the token is invalid: check it; the server's log says why"
         assert (done.returncode, done.stderr) == (2, f"oncelog: auth_failed: {hint}\n")
 
 

@@ -79,7 +79,7 @@ async def decimal_in_an_event(_: Workplace) -> str:
     return await raised(lambda: event({**EVENT, "amount": Decimal("4.50")}))
 
 
-@MISTAKES.add("$.event.itself.itself", "…", "deeper than 512 levels", remedy="no value may contain itself")
+@MISTAKES.add("$.event.itself.itself", "…", "deeper than 512 levels", remedy="must not contain itself")
 async def event_that_contains_itself(_: Workplace) -> str:
     content: dict[str, Any] = {**EVENT}
     content["itself"] = content

@@ -193,7 +193,9 @@ class _Worker:
     After reconnecting, the worker resends the unanswered requests.
     """
 
-    def __init__(self, client: HttpClient, remote: Remote, client_id: str | None, plan: _LoadPlan, tally: _Tally) -> None:
+    def __init__(
+        self, client: HttpClient, remote: Remote, client_id: str | None, plan: _LoadPlan, tally: _Tally
+    ) -> None:
         self._client = client
         self._remote = remote
         self._plan = plan

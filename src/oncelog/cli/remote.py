@@ -315,8 +315,7 @@ class Retrier:
         """Whether an attempt was repeated, so that an earlier one may have succeeded unnoticed."""
 
     def mark_connected(self, message: str = "") -> None:
-        """Reset the pauses. If a problem was reported before, print `connected` or, after an interruption, the message.
-        """
+        """Reset the pauses. If a problem was reported, print `connected` or, after an interruption, the message."""
         if self._has_reported and message:
             print_message(message if self._was_connected else "connected")
         self._was_connected, self._has_reported = True, False

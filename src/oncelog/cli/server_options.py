@@ -247,7 +247,7 @@ def _explain_failed_authentication(remote: Remote, client_id: str | None) -> Ite
         elif client_id is not None:
             reason = f"the token is invalid, or belongs to a client other than {client_id!r} (--client-id)"
         else:
-            reason = "the token is invalid; the server's log says why"
+            reason = "the token is invalid: check it; the server's log says why"
         raise OncelogError(str(error).replace(str(refusal), f"{AUTH_FAILED}: {reason}")) from error
 
 

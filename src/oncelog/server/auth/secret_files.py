@@ -23,9 +23,13 @@ from oncelog.errors import CanonicalError, SettingsError
 from oncelog.file_modes import describe_read_error, open_new, open_or_create, sync_path, warn_once
 from oncelog.server import logger
 
-_UNQUOTED_TEXT_ERRORS: Final = ("Invalid value", "Expected newline or end of document after a statement", "Unclosed array")
-"""Errors of the TOML parser for text without quotes. The parser reads the first characters of `127.0.0.1` or `info` as a
-number, and expects the end of the line after it."""
+_UNQUOTED_TEXT_ERRORS: Final = (
+    "Invalid value",
+    "Expected newline or end of document after a statement",
+    "Unclosed array",
+)
+"""Errors of the TOML parser for text without quotes. The parser reads the beginning of `127.0.0.1` or `info` as a number,
+and expects the end of the line after it."""
 _WRITABLE_BY_OTHERS: Final = stat.S_IWOTH
 _GROUP_OR_OTHERS_ACCESS: Final = stat.S_IRWXG | stat.S_IRWXO
 _MORE_THAN_GROUP_READ: Final = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
