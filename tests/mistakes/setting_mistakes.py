@@ -41,7 +41,13 @@ settings("table that is a value", "tls = 'server.pem'", "tls", remedy="must be a
 # --- values
 
 settings("number in quotes", "shutdown_ms = '5000'", "shutdown_ms", remedy="must be a whole number")
-settings("several mistakes", "metrics_port = 'x'\nshutdown_ms = 0.5", "port must", "shutdown_ms must", remedy="2 settings are invalid")
+settings(
+    "several mistakes",
+    "metrics_port = 'x'\nshutdown_ms = 0.5",
+    "port must",
+    "shutdown_ms must",
+    remedy="2 settings are invalid",
+)
 settings("fraction", "shutdown_ms = 0.5", "shutdown_ms", remedy="must be a whole number")
 settings("flag in quotes", "grpc = 'no'", "grpc", remedy="must be true or false")
 settings("port out of range", "metrics_port = 70000", "metrics_port", "70000", remedy="to 65535")
@@ -143,7 +149,7 @@ command("missing api keys", "serve --port 0 --set api_keys.file=none.json", "non
 command(
     "api keys that are a secret",
     "serve --port 0 --set api_keys.file=secret.key",
-    "secret.key: not JSON",
+    "secret.key is not an API key file: not JSON",
     remedy="oncelog apikey create",
     files={"secret.key": SECRET},
 )

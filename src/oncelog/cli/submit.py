@@ -104,6 +104,10 @@ class _EventParser:
     ) -> list[_EventItem]:
         """Return the event in a line. Raises OncelogError with the line number."""
         where = f"line {line}" if line else "the event"
+        if not text.strip():  # an empty line of the input does not get here
+            raise OncelogError(
+                f'{where} is empty: pass a JSON object with a "type", or - to read events from standard input'
+            )
         try:
             orjson.loads(text)
             members = msgspec.json.decode(text, type=dict[str, Raw])
