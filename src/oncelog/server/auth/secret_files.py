@@ -28,8 +28,8 @@ _UNQUOTED_TEXT_ERRORS: Final = (
     "Expected newline or end of document after a statement",
     "Unclosed array",
 )
-"""Errors of the TOML parser for text without quotes. The parser reads the beginning of `127.0.0.1` or `info` as a number,
-and expects the end of the line after it."""
+"""Errors of the TOML parser for text without quotes. It reads the beginning of `127.0.0.1` or `info` as a number, and
+expects the end of the line after it."""
 _WRITABLE_BY_OTHERS: Final = stat.S_IWOTH
 _GROUP_OR_OTHERS_ACCESS: Final = stat.S_IRWXG | stat.S_IRWXO
 _MORE_THAN_GROUP_READ: Final = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
