@@ -290,7 +290,10 @@ class LostError(ClientError):
 
 
 class ServerRefusedError(ClientError):
-    """The server refused the request. `code` is the server's error code; the text includes its message."""
+    """The server refused the request, or the write whose outcome is unwrapped.
+
+    `code` is the server's error code; the text includes its message.
+    """
 
     def __init__(self, code: str, message: str, retry_after_ms: int = 0) -> None:
         super().__init__(f"{code}: {message}")
