@@ -393,11 +393,11 @@ def _load(
         if field is not None:
             with _collect(problems):
                 parts[field.part][field.name] = _check_value(name, field, sourced)
-    if problems:
-        return None
-    with _collect(problems):
-        return _combine(parts)
-    return None
+    settings = None
+    if not problems:
+        with _collect(problems):
+            settings = _combine(parts)
+    return settings
 
 
 def _combine(parts: dict[str, dict[str, Any]]) -> ServerSettings:
