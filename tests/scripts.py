@@ -11,6 +11,8 @@ from cli.processes import Command
 from deadlines import WAIT_S
 
 RUN: Final = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
+RUN_TWICE: Final = "import sys; [exec(sys.argv[1], {'__name__': '__main__'}) for _ in range(2)]"
+"""Program that runs the program in its first argument twice."""
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from typing import assert_type
 from pydantic import BaseModel
 
 import oncelog
+from oncelog import client
+from oncelog.client import chat, ledger
 
 
 class Order(BaseModel):
@@ -40,6 +42,14 @@ async def submit(log: oncelog.Log, item: oncelog.Submission, cursor: oncelog.Set
     assert_type([one.unwrap() for one in await log.submit_many([oncelog.event("", {}, [])])], list[oncelog.Receipt])
     everything: oncelog.Verdict = await log.submit(item)
     assert_type(everything.ok, bool)
+
+
+def read_outcomes(event: client.Outcome, message: chat.Outcome, write: ledger.Outcome) -> None:
+    assert_type(event.unwrap(), client.Committed)
+    assert_type(message.unwrap(), chat.Sent)
+    assert_type(write.unwrap(), ledger.Written)
+    if event.ok:
+        assert_type(event, client.Committed)
 
 
 def submit_and_wait(log: oncelog.BlockingLog) -> int:

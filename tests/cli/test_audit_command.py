@@ -54,6 +54,18 @@ def test_acts_of_all_lanes_are_printed(log: str) -> None:
     assert len(lines) == 3
 
 
+def test_empty_trail_is_reported_to_people(tmp_path: Path) -> None:
+    log = str(tmp_path / "log.db")
+    fill(log)
+    for options, message in (
+        ([], "oncelog: the log has no audit records\n"),
+        (["--act", "erase"], "oncelog: no act was found\n"),
+        (["--json"], ""),
+    ):
+        done = RUNNER.invoke(COMMAND, ["audit", log, *options])
+        assert (done.exit_code, done.stdout, done.stderr) == (0, "", message)
+
+
 def test_acts_are_filtered(log: str) -> None:
     fill(log, "a", "b", "c")
     assert targets(log, "--actor", "user:1") == ["b"]

@@ -54,6 +54,10 @@ def test_epoch_is_printed_and_renewed(log: str) -> None:
     renewed = json.loads(run(log, "--renew", "--above=987654321", "--json"))
     assert (renewed["old_epoch"], renewed["above"]) == (second, 987654321)
     assert above.startswith("numbers continue above ")
+    first_leap = int(above.removeprefix("numbers continue above "))
+    done = RUNNER.invoke(COMMAND, ["stats", log])
+    assert f"all numbers continue above {first_leap:,} and 987,654,321: a restore or" in done.stdout
+    assert json.loads(RUNNER.invoke(COMMAND, ["stats", log, "--json"]).stdout)["leaps"] == [first_leap, 987654321]
     refused = RUNNER.invoke(COMMAND, ["epoch", log, "--above=5"])
     assert (refused.exit_code, "--above requires --renew" in refused.stderr) == (2, True)
 

@@ -87,6 +87,21 @@ def test_records_are_found_by_the_other_ids(server: ServerProcess) -> None:
     assert json.loads(shown)[0]["record"] == written["record"]
 
 
+def test_records_are_found_by_lane_and_position(server: ServerProcess) -> None:
+    for record_id, scope in ((EVENT, None), (MESSAGE, "chat/general"), (WRITE, "ledger/acme")):
+        selection = [] if scope is None else ["--scope", scope]
+        (shown,) = json.loads(run("show", server.store, record_id, *selection, "--json"))
+        place = f"{shown['record']['lane']}:{shown['record']['position']}"
+        options = ["--token", "ann", *(selection or ["--partition", "none", "--partition", "orders"])]
+        (found,) = json.loads(run("show", place, "--url", server.url, *options, "--json"))
+        assert found["record"] == shown["record"]
+
+
+@pytest.mark.parametrize("place", ["0:0", "0:2", "1:1", "0:900"])
+def test_place_without_an_event_exits_with_status_1(server: ServerProcess, place: str) -> None:
+    assert run("show", place, "--url", server.url, "--partition", "orders", status=1).startswith("unknown: no record")
+
+
 def test_missing_record_of_a_server_exits_with_status_1(server: ServerProcess) -> None:
     unknown = EVENT.replace("0198", "0199")
     printed = run("show", unknown, "--url", server.url, "--partition", "orders", status=1)
@@ -110,6 +125,10 @@ def test_missing_record_of_a_server_exits_with_status_1(server: ServerProcess) -
             "--client needs the scope of a ledger",
         ),
         (["show", EVENT, "--url", "{url}", "--partition", "a", "--scope", "chat/1"], "cannot be combined with --scope"),
+        (
+            ["show", "1:2", "--url", "{url}", "--scope", "deltas/shop"],
+            "looks up a delta by its id, not by LANE:POSITION",
+        ),
         (["show", "no-uuid", "--url", "{url}", "--partition", "a"], "id: must be a UUID"),
         (["show", "log.db", EVENT, "--partition", "a"], "--partition is for a server"),
         (["stats", "log.db", "--url", "{url}"], "--url is for a server and cannot be combined with LOG (log.db)"),

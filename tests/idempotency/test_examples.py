@@ -8,6 +8,8 @@ from typing import Final
 
 import pytest
 
+from scripts import RUN_TWICE
+
 ROOT: Final = Path(__file__).parent.parent.parent
 PAGE: Final = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/once.md").read_text(encoding="utf-8"), re.DOTALL)
 
@@ -50,14 +52,13 @@ def test_transfer_example_survives_a_kill_at_every_statement(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("number", range(len(PAGE)))
-def test_programs_on_the_page_run(number: int, tmp_path: Path) -> None:
-    output = run_python("-c", PAGE[number], cwd=tmp_path)
-    assert output == (
+def test_programs_on_the_page_run_repeatedly(number: int, tmp_path: Path) -> None:
+    output = run_python("-c", RUN_TWICE, PAGE[number], cwd=tmp_path)
+    conflict = (
         "the key 'order-1' of 'once/charge' was already used with different arguments or for different work; "
-        "nothing was done; use a new key for new work\n"
-        if number == 0
-        else ""
+        "nothing was done; use a new key for new work\ncharged in this run: "
     )
+    assert output == (f"{conflict}['order-1', 'order-2']\n{conflict}[]\n" if number == 0 else "")
 
 
 SCRIPT: Final = """

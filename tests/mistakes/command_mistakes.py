@@ -60,6 +60,9 @@ command(
     "at character 2",
     remedy="expected a string key",
 )
+command(
+    "empty event", "submit --url DEVELOPMENT --partition orders ''", "the event is empty", remedy="pass a JSON object"
+)
 command("event without a type", "submit --url DEVELOPMENT --partition orders '{\"order\": 1}'", "type", remedy="must")
 command("event without a partition", f"submit --url DEVELOPMENT {EVENT}", "partition", remedy="--partition")
 command(
@@ -125,6 +128,23 @@ command(
 )
 command(
     "readable token file", "tail --url SECURED --partition a --token-file token.txt", "token.txt", remedy="chmod 600"
+)
+command(
+    "settings as key file",
+    "apikey list settings.toml",
+    "settings.toml is not an API key file",
+    "not JSON",
+    remedy="name a file that `oncelog apikey create` has written",
+    files={"settings.toml": "port = 1"},
+)
+command("log as key file", "apikey list app.db", "app.db is not an API key file", "not UTF-8", remedy="name a file")
+command(
+    "list as key file",
+    "apikey list list.json",
+    "list.json is not an API key file",
+    "Expected `object`",
+    remedy="name a file",
+    files={"list.json": "[]"},
 )
 command("two tokens", "tail --partition a --token x --token-file token.txt", "--token", remedy="cannot be combined")
 command(

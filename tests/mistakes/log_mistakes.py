@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -71,6 +72,18 @@ async def price_that_is_not_a_number(_: Workplace) -> str:
 @MISTAKES.add("$.event.at", "datetime", remedy="use its string form, isoformat()")
 async def datetime_in_an_event(_: Workplace) -> str:
     return await raised(lambda: event({**EVENT, "at": datetime.now(UTC)}))
+
+
+@MISTAKES.add("$.event.amount", "Decimal", remedy="use its string form, str()")
+async def decimal_in_an_event(_: Workplace) -> str:
+    return await raised(lambda: event({**EVENT, "amount": Decimal("4.50")}))
+
+
+@MISTAKES.add("$.event.itself.itself", "…", "deeper than 512 levels", remedy="must not contain itself")
+async def event_that_contains_itself(_: Workplace) -> str:
+    content: dict[str, Any] = {**EVENT}
+    content["itself"] = content
+    return await raised(lambda: event(content))
 
 
 @MISTAKES.add("$.event.tags", "set", remedy="use a list")

@@ -19,6 +19,8 @@ def settings(name: str, content: str, *wrong: str, remedy: str) -> None:
 command("missing settings file", "serve --config none.toml", "none.toml", remedy="check the path")
 command("directory as settings file", "serve --config folder", "folder is not a file", remedy="name a regular file")
 settings("malformed settings", "host = localhost", "not valid TOML", "line 3", remedy="write text in quotes")
+settings("address without quotes", "host = 127.0.0.1", "not valid TOML", "line 3", remedy="write text in quotes")
+settings("level without quotes", "[log]\nlevel = info", "not valid TOML", "line 4", remedy="write text in quotes")
 settings("setting written twice", "port = 1", "not valid TOML", "line 3", remedy="Cannot overwrite a value")
 settings("misspelt setting", "hots = '127.0.0.1'", "'hots'", remedy="did you mean host")
 settings("misspelt table", "[limit]\nqueue_items_max = 5", "limit", remedy="did you mean limits")
@@ -39,6 +41,13 @@ settings("table that is a value", "tls = 'server.pem'", "tls", remedy="must be a
 # --- values
 
 settings("number in quotes", "shutdown_ms = '5000'", "shutdown_ms", remedy="must be a whole number")
+settings(
+    "several mistakes",
+    "metrics_port = 'x'\nshutdown_ms = 0.5",
+    "port must",
+    "shutdown_ms must",
+    remedy="2 settings are invalid",
+)
 settings("fraction", "shutdown_ms = 0.5", "shutdown_ms", remedy="must be a whole number")
 settings("flag in quotes", "grpc = 'no'", "grpc", remedy="must be true or false")
 settings("port out of range", "metrics_port = 70000", "metrics_port", "70000", remedy="to 65535")
@@ -140,7 +149,7 @@ command("missing api keys", "serve --port 0 --set api_keys.file=none.json", "non
 command(
     "api keys that are a secret",
     "serve --port 0 --set api_keys.file=secret.key",
-    "secret.key: not JSON",
+    "secret.key is not an API key file: not JSON",
     remedy="oncelog apikey create",
     files={"secret.key": SECRET},
 )

@@ -63,6 +63,9 @@ def test_log_written_by_the_previous_server_is_verified_and_continued(
     log = log_at(tmp_path / "log.db")
     with previous.serving(log) as server:
         first = use_current_clients(server.url, server.rpc_address, tmp_path, "first")
+        # `tail` sends no client id, which the previous version requires.
+        done = oncelog("tail", "--url", server.url, "--partition", "p", "--limit", "1")
+        assert (done.returncode, done.stderr) == (0, "")
         assert server.stop() == 0
     with serving(tmp_path, grpc=True) as server:
         second = use_current_clients(server.url, server.rpc_address, tmp_path, "second")

@@ -164,6 +164,24 @@ def test_unknown_setting_is_refused_with_a_suggestion(tmp_path: Path) -> None:
     assert refusal(None, {}, {"limits": "1"}).startswith("command line: unknown setting 'limits'")
 
 
+def test_all_invalid_settings_are_reported_together(tmp_path: Path) -> None:
+    path = tmp_path / "oncelog.toml"
+    path.write_text('prot = 80\nhost = "no host"\n[log]\nlevel = 5\n')
+    with pytest.raises(SettingsError) as refused:
+        load(str(path), {"ONCELOG_POTR": "1"}, {"port": "x", "limits.queue_items_max": "0"})
+    first, *problems = str(refused.value).split("\n  ")
+    assert first == "6 settings are invalid:"
+    assert [line.split(" must ")[0] for line in problems] == [
+        f"{path}: unknown setting 'prot'; did you mean port?",
+        "environment: unknown setting 'ONCELOG_POTR'; did you mean ONCELOG_PORT?",
+        f"{path}: host",
+        f"{path}: log.level",
+        "command line: limits.queue_items_max",
+        "command line: port",
+    ]
+    assert refused.value.__context__ is None
+
+
 def test_unknown_variable_does_not_reveal_its_value() -> None:
     assert "hunter2" not in refusal(None, {"ONCELOG_SECRET": "hunter2"})
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 from oncelog.cli.output import Style, encode_json_line, format_columns, format_utc, write_lines
 from oncelog.cli.remote import Retrier, open_client, translate_decode_errors
 from oncelog.cli.server_options import Remote, reads_log_or_server
+from oncelog.cli.terminal import print_message
 from oncelog.cli.times import parse_time_ms
 from oncelog.client.runtime.pages import iterate_pages
 from oncelog.engine.audit import AuditFilter, AuditScan, entry_to_json
@@ -69,11 +70,18 @@ def audit(  # noqa: PLR0913 - each one is an option
         until_ms=parse_time_ms(until, "--until"),
     )
     show = encode_json_line if as_json else _format_line
+    printed = 0
     if isinstance(source, Remote):
-        asyncio.run(_print_remote(source, wanted, follow, show))
-        return
-    for found in _iterate_local(source, wanted, follow):
-        write_lines([show(found)])
+        printed = asyncio.run(_print_remote(source, wanted, follow, show))
+    else:
+        for found in _iterate_local(source, wanted, follow):
+            write_lines([show(found)])
+            printed += 1
+    if not printed and not as_json:
+        is_whole_log = (
+            isinstance(source, str) and wanted == AuditFilter()
+        )  # a server shows only what the caller may read
+        print_message("the log has no audit records" if is_whole_log else "no act was found")
 
 
 def _iterate_local(log: str, wanted: AuditFilter, follow: bool) -> Iterator[Act]:
@@ -94,7 +102,8 @@ def _iterate_local(log: str, wanted: AuditFilter, follow: bool) -> Iterator[Act]
         time.sleep(POLL_S)
 
 
-async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show: Any) -> None:
+async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show: Any) -> int:
+    """Print the acts that a server has recorded, and return their number."""
     parameters = {
         "act": wanted.act,
         "actor": wanted.actor,
@@ -105,7 +114,7 @@ async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show:
         "limit": str(PAGE_ACTS),
     }
     query = {name: value for name, value in parameters.items() if value}
-    retrier = Retrier(remote)
+    retrier, printed = Retrier(remote, waits_for_server=True), 0
     async with open_client(remote) as client:
 
         async def fetch_page() -> _ActPage:
@@ -120,10 +129,11 @@ async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show:
 
         while True:
             async for page in iterate_pages(fetch, lambda page: page.cursor if page.has_more else None, _PATH):
-                retrier.mark_connected()
+                retrier.mark_connected("reconnected")
                 write_lines(map(show, page.acts))
+                printed += len(page.acts)
             if not follow:
-                return
+                return printed
             query["after"] = page.cursor
             await asyncio.sleep(POLL_S)
 

@@ -21,7 +21,7 @@ from oncelog.cli.remote import (
     EventsConnection,
     GaveUpError,
     Retrier,
-    choose_client_id,
+    check_client_id,
     connect,
     decode_refusal,
     open_client,
@@ -70,7 +70,7 @@ def load(  # noqa: PLR0913 - one argument per option
     plan = _LoadPlan(connections, in_flight, batch, seconds, size, partitions, retries)
     warning = f"Writing real events to {remote.url}, into the partitions {PREFIX}0 to {PREFIX}{partitions - 1}."
     typer.echo(warning, err=True)
-    tally = asyncio.run(_run_load(remote, choose_client_id(client_id, "load"), plan))
+    tally = asyncio.run(_run_load(remote, check_client_id(client_id), plan))
     figures = tally.to_json()
     print_result({"url": remote.url, **msgspec.structs.asdict(plan), **figures}, _format_figures(figures), as_json)
     if tally.lost or tally.differing or tally.rejected:
@@ -193,7 +193,9 @@ class _Worker:
     After reconnecting, the worker resends the unanswered requests.
     """
 
-    def __init__(self, client: HttpClient, remote: Remote, client_id: str, plan: _LoadPlan, tally: _Tally) -> None:
+    def __init__(
+        self, client: HttpClient, remote: Remote, client_id: str | None, plan: _LoadPlan, tally: _Tally
+    ) -> None:
         self._client = client
         self._remote = remote
         self._plan = plan
@@ -331,7 +333,7 @@ class _Worker:
 # --- load test --------------------------------------------------------------------------------------------
 
 
-async def _run_load(remote: Remote, client_id: str, plan: _LoadPlan) -> _Tally:
+async def _run_load(remote: Remote, client_id: str | None, plan: _LoadPlan) -> _Tally:
     tally = _Tally()
 
     async def run_worker() -> None:

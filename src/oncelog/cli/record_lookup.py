@@ -102,9 +102,9 @@ def parse_record_id(text: str, options: KeyOptions) -> RecordId:
 
 def parse_place(text: str) -> Place | None:
     """Parse a place: LANE:POSITION or a message's id. Return None if the text is neither."""
-    place = _PLACE.fullmatch(text)
+    place = parse_lane_position(text)
     if place is not None:
-        return int(place[1]), int(place[2])
+        return place
     if not text.startswith(MESSAGE_PREFIX):
         return None
     found = parse_message_id(text)
@@ -114,6 +114,12 @@ def parse_place(text: str) -> Place | None:
             "If it is the text of a key, add --text."
         )
     return found
+
+
+def parse_lane_position(text: str) -> Place | None:
+    """Parse LANE:POSITION. Return None if the text has another form."""
+    place = _PLACE.fullmatch(text)
+    return None if place is None else (int(place[1]), int(place[2]))
 
 
 def parse_keys(text: str, as_text: bool | None) -> tuple[bytes, ...]:

@@ -32,7 +32,7 @@ from oncelog.client.runtime.http import (
 )
 from oncelog.client.runtime.values import LIMIT_MAX, MIB, BaseLimits, ConnectionLimits
 from oncelog.core.canonical import is_unicode
-from oncelog.error_codes import HISTORY_CHANGED
+from oncelog.error_codes import BAD_REQUEST, HISTORY_CHANGED
 from oncelog.error_translation import translate_raised
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
 
@@ -50,7 +50,7 @@ Partitions = Annotated[
 ]
 ClientId = Annotated[
     str | None,
-    typer.Option(metavar="ID", help="Client id. API keys, and some tokens, belong to one client."),
+    typer.Option(metavar="ID", help="Client id. Default: the client of the API key or token."),
 ]
 AsJsonLines = Annotated[
     bool | None,
@@ -65,9 +65,9 @@ def check_text(text: str, option: str) -> str:
     return text
 
 
-def choose_client_id(client_id: str | None, command: str) -> str:
-    """Return the client id for a WebSocket: the value of --client-id, or a new id."""
-    return f"{command}-{uuid4().hex[:12]}" if client_id is None else check_text(client_id, "--client-id")
+def check_client_id(client_id: str | None) -> str | None:
+    """Return the value of --client-id. Raises OncelogError like `check_text`."""
+    return None if client_id is None else check_text(client_id, "--client-id")
 
 
 # --- wire errors ------------------------------------------------------------------------------------------
@@ -150,13 +150,24 @@ class EventsConnection:
         self._remote = remote
         self.socket = socket
 
-    async def authenticate(self, client_id: str) -> None:
-        """Send the token and wait until the server admits the client. Raises LostError or ServerRefusedError."""
+    async def authenticate(self, client_id: str | None) -> None:
+        """Send the token and wait until the server admits the client. Raises LostError or ServerRefusedError.
+
+        Without `client_id`, the server uses that of the token. A server of the previous version requires one.
+        """
         remote = self._remote
-        await self.socket.send(codec.encode_connect(remote.token, client_id, _CONNECT_ID))
-        message = await self.receive(_CONNECT_ID)
+        try:
+            message = await self._request_admission(client_id)
+        except ServerRefusedError as error:
+            if client_id is not None or error.code != BAD_REQUEST:
+                raise
+            message = await self._request_admission(f"oncelog-{uuid4().hex[:12]}")
         with translate_decode_errors(remote):
             self.hello = codec.decode_connected(message.payload)
+
+    async def _request_admission(self, client_id: str | None) -> Envelope:
+        await self.socket.send(codec.encode_connect(self._remote.token, client_id, _CONNECT_ID))
+        return await self.receive(_CONNECT_ID)
 
     async def receive(self, msg_id: str | None = None) -> Envelope:
         """Return the next message. Raises LostError, or ServerRefusedError if the message is an error.
@@ -172,7 +183,7 @@ class EventsConnection:
 
 
 @asynccontextmanager
-async def connect(client: HttpClient, remote: Remote, client_id: str) -> AsyncIterator[EventsConnection]:
+async def connect(client: HttpClient, remote: Remote, client_id: str | None) -> AsyncIterator[EventsConnection]:
     """Open a connection, authenticate it, and close it on exit. Raises LostError or ServerRefusedError."""
     socket = await client.open_websocket(EVENTS_PATH)
     try:
@@ -280,13 +291,20 @@ class Retrier:
     """Retries attempts that fail because of the connection or because the server asks for a later retry.
 
     With `timeout_s`, each call of `run` gives up after this time. Without it, `run` retries indefinitely, but only once
-    the server has been reached: call `mark_connected` as soon as it has. A wrong URL thus fails immediately.
+    the server has been reached: call `mark_connected` as soon as it has. A wrong URL thus fails immediately. With
+    `waits_for_server`, `run` also waits for a server that does not listen yet.
     """
 
     def __init__(
-        self, remote: Remote, timeout_s: float | None = None, on_problem: Callable[[OncelogError], None] | None = None
+        self,
+        remote: Remote,
+        timeout_s: float | None = None,
+        on_problem: Callable[[OncelogError], None] | None = None,
+        *,
+        waits_for_server: bool = False,
     ) -> None:
         """`on_problem` is called after each failed attempt. By default, the first failure is reported to the user."""
+        self._waits_for_server = waits_for_server
         self._remote = remote
         self._timeout_s = timeout_s
         self._on_problem = on_problem or self._report_problem
@@ -297,9 +315,9 @@ class Retrier:
         """Whether an attempt was repeated, so that an earlier one may have succeeded unnoticed."""
 
     def mark_connected(self, message: str = "") -> None:
-        """Reset the pauses. Print the message if an interruption was reported before."""
+        """Reset the pauses. If a problem was reported, print `connected` or, after an interruption, the message."""
         if self._has_reported and message:
-            print_message(message)
+            print_message(message if self._was_connected else "connected")
         self._was_connected, self._has_reported = True, False
         self._pauses.reset()
 
@@ -308,7 +326,7 @@ class Retrier:
 
         Raises:
             GaveUpError: no attempt succeeded in time.
-            LostError: without a time limit, if no attempt ever reached the server.
+            LostError: without a time limit, if no attempt ever reached the server, and it is not waited for.
             ServerRefusedError: the server refused the request, and a retry would not help.
         """
         loop = asyncio.get_running_loop()
@@ -326,7 +344,7 @@ class Retrier:
                 # Reaching the deadline explains nothing, so an earlier problem is more useful to the user.
                 problem, was_sent = problem or LostError(f"{self._remote.url} did not respond in time"), True
             except LostError as error:
-                if deadline_s is None and not self._was_connected:
+                if deadline_s is None and not self._was_connected and not self._may_start_later(error):
                     raise
                 # Every attempt would fail in the same way.
                 if _has_cause(error, "ClientSSLError", "InvalidURL", "ClientResponseError"):
@@ -343,6 +361,11 @@ class Retrier:
             self.has_retried = True
             self._on_problem(problem)
             await asyncio.sleep(pause_s)
+
+    def _may_start_later(self, error: LostError) -> bool:
+        """Return whether to wait for a server that has never been reached. An unknown host is probably a typo."""
+        is_refused = _has_cause(error, "ClientConnectorError") and not _has_cause(error, "ClientConnectorDNSError")
+        return self._waits_for_server and is_refused
 
     def _report_problem(self, problem: OncelogError) -> None:
         if not self._has_reported:

@@ -8,18 +8,20 @@ from uuid import UUID
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
-from oncelog.cli.record_lookup import Finding
+from oncelog.cli.record_lookup import Finding, Place, parse_lane_position
 from oncelog.cli.remote import check_text, open_client, translate_decode_errors
 from oncelog.cli.server_options import Remote
-from oncelog.client.runtime.http import HttpResponse, status_error
-from oncelog.core.chat import CHAT_PREFIX
+from oncelog.client.runtime.http import EVENTS_PATH, HttpClient, HttpResponse, status_error
+from oncelog.core.chat import CHAT_PREFIX, format_message_id
 from oncelog.core.deltas import SCOPE_PREFIX as DELTAS_PREFIX
 from oncelog.core.policy import EVENTS
 from oncelog.core.transactions import SCOPE_PREFIX as LEDGER_PREFIX
-from oncelog.core.transactions import parse_tx_id
+from oncelog.core.transactions import format_tx_id, parse_tx_id
 from oncelog.core.values import Record
 from oncelog.engine.outcome import Outcome, Status
+from oncelog.error_codes import HISTORY_CHANGED
 from oncelog.errors import OncelogError, ProofError, ServerRefusedError
 from oncelog.proof import build_record, decode, verify
 
@@ -38,8 +40,8 @@ class ServerQuery(Struct, frozen=True):
         """Return the path of the HTTP operation that looks up the record. Raises OncelogError."""
         for text, option in ((self.id, "ID"), (self.scope, "--scope"), (self.client, "--client")):
             check_text(text or "", option)
-        item = quote(self.id, safe="")
         kind, *names = map(unquote, (self.scope or "").split("/"))
+        item = quote(self._format_id(kind), safe="")
         if self.client is not None and kind != LEDGER_PREFIX:
             raise OncelogError(f"--client needs the scope of a ledger: --scope {LEDGER_PREFIX}/ORGANIZATION")
         if not self.scope and self.partitions:
@@ -58,9 +60,21 @@ class ServerQuery(Struct, frozen=True):
             f"{DELTAS_PREFIX}/GATEWAY. To search all records, read the log itself: oncelog show LOG {self.id}"
         )
 
+    def _format_id(self, kind: str) -> str:
+        """Return the ID for a scope of this kind. A place becomes the id of the message or transaction there."""
+        place = parse_lane_position(self.id)
+        if place is None:
+            return self.id
+        if kind == DELTAS_PREFIX:
+            raise OncelogError(f"a server looks up a delta by its id, not by LANE:POSITION ({self.id})")
+        if kind == LEDGER_PREFIX:
+            return format_tx_id(*place)
+        return format_message_id(*place) if kind == CHAT_PREFIX.rstrip("/") else self.id
+
     def _build_ledger_query(self, names: Sequence[str]) -> dict[str, str]:
-        id_name = "idempotency_key" if parse_tx_id(self.id) is None else "tx_id"
-        query = {"organization": names[0], id_name: self.id}
+        item = self._format_id(LEDGER_PREFIX)
+        id_name = "idempotency_key" if parse_tx_id(item) is None else "tx_id"
+        query = {"organization": names[0], id_name: item}
         if len(names) == 2:
             query["vault"] = names[1]
         if self.client is not None:
@@ -105,6 +119,15 @@ class _Event(Struct, frozen=True):
         )
 
 
+class _EventId(Struct, frozen=True):
+    id: str
+    committed_id: int
+
+
+class _EventPage(Struct, frozen=True):
+    events: tuple[_EventId, ...]
+
+
 class _Problem(Struct, frozen=True):
     code: str
     detail: str
@@ -115,9 +138,16 @@ async def find_on_server(remote: Remote, query: ServerQuery) -> Finding:
 
     Checks that the record matches the block in its proof. Raises OncelogError.
     """
-    path = query.build_path()
+    query.build_path()  # raises the error for a wrong query before the client connects
     async with open_client(remote) as client:
-        response = await client.request("GET", path)
+        place = None if query.scope else parse_lane_position(query.id)
+        if place is not None:
+            event_id = await _find_event_at(client, remote, query.partitions, place)
+            if event_id is None:
+                why = f"no record: no event in the partitions has the position {place[1]} in lane {place[0]}"
+                return Finding(Outcome(Status.UNKNOWN, why))
+            query = replace(query, id=event_id)
+        response = await client.request("GET", query.build_path())
     if response.status != HTTPStatus.OK:
         return Finding(Outcome(Status.UNKNOWN, _explain_missing(response, remote.url)))
     with translate_decode_errors(remote):
@@ -136,6 +166,23 @@ async def find_on_server(remote: Remote, query: ServerQuery) -> Finding:
     record = build_record(document)
     block_hash = bytes.fromhex(document.block.hash)
     return Finding(Outcome(status, answer.reason, record), record.identity, block_hash)
+
+
+async def _find_event_at(client: HttpClient, remote: Remote, partitions: Sequence[str], place: Place) -> str | None:
+    """Return the id of the event at a place, or None. All events are in lane 0."""
+    lane, position = place
+    if lane != 0 or position == 0:
+        return None
+    parameters = [*(("partition", name) for name in partitions), ("since", str(position - 1)), ("limit", "1")]
+    try:
+        body = await client.send("GET", f"{EVENTS_PATH}?{urlencode(parameters)}")
+    except ServerRefusedError as error:
+        if error.code != HISTORY_CHANGED:  # the position is beyond the end of the log
+            raise
+        return None
+    with translate_decode_errors(remote):
+        events = msgspec.json.decode(body, type=_EventPage).events
+    return next((event.id for event in events if event.committed_id == position), None)
 
 
 def _explain_missing(response: HttpResponse, url: str) -> str:

@@ -253,8 +253,7 @@ def _explain_failed_authentication(
         elif is_client and client_id is not None:
             reason = f"the token is invalid, or belongs to a client other than {client_id!r} (--client-id)"
         else:
-            hint = ", or belongs to one client (name it with --client-id)" if is_client else ""
-            reason = f"the token is invalid{hint}; the server's log says why"
+            reason = "the token is invalid: check it; the server's log says why"
         raise OncelogError(str(error).replace(str(refusal), f"{AUTH_FAILED}: {reason}")) from error
 
 

@@ -65,8 +65,8 @@ def show(  # noqa: PLR0913 - each is an option
     record, 1 for no record, and 3 if several writes have the key. The command then lists them with the options that
     select one.
 
-    Without LOG, the command asks a server, and the token needs read access. An event is looked up by its UUID in
-    --partition, and other records in --scope: chat/CHAT, ledger/ORGANIZATION, ledger/ORGANIZATION/VAULT or
+    Without LOG, the command asks a server, and the token needs read access. An event is looked up by its UUID or place
+    in --partition, and other records in --scope: chat/CHAT, ledger/ORGANIZATION, ledger/ORGANIZATION/VAULT or
     deltas/GATEWAY. The command checks that the record matches its block.
 
     Example:  oncelog show orders.db 0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10

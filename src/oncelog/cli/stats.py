@@ -58,6 +58,7 @@ def _format_figures(figures: LogFigures) -> list[str]:
         ("ledger", f"clients and keys are forgotten after {settings.get('ledger_ttl_ms')} ms"),
         ("policies", ", ".join(figures.policies) or "none"),
         *_list_size_fields(figures),
+        *_list_leap_fields(figures),
     ]
     lanes = [(lane.lane, lane.position, lane.height, format_utc(lane.log_time_ms)) for lane in figures.lanes]
     consumers = [(one.name, one.scope or "lane 0", one.cursor, one.lag) for one in figures.consumers]
@@ -89,6 +90,14 @@ def _list_size_fields(figures: LogFigures) -> list[tuple[str, str]]:
         return fields
     segments = ", ".join(f"{count} of level {level}" for level, count in keys.segments.items()) or "none"
     return [("keys", f"{keys.hot} hot, {keys.sealed} sealed; segments: {segments}"), *fields]
+
+
+def _list_leap_fields(figures: LogFigures) -> list[tuple[str, str]]:
+    if not figures.leaps:
+        return []
+    numbers = " and ".join(f"{number:,}" for number in figures.leaps)
+    why = "a restore or a renewed epoch skips numbers, so that no number is used twice"
+    return [("leaps", f"all numbers continue above {numbers}: {why}")]
 
 
 def _format_section(headings: tuple[str, ...], rows: Sequence[Sequence[Any]]) -> list[str]:

@@ -21,6 +21,7 @@ from oncelog.cli.remote import (
     GaveUpError,
     Partitions,
     Retrier,
+    check_client_id,
     check_text,
     decode_results,
     open_client,
@@ -81,8 +82,7 @@ def submit(  # noqa: PLR0913 - each one is an option
             batches = read_batches(source.fileno(), reader.parse, batch, content="event")
     else:
         batches = _yield_batch(reader.parse(os.fsencode(event), 0, id, expected_committed_id))
-    own_id = None if client_id is None else check_text(client_id, "--client-id")
-    if not asyncio.run(_submit_all(batches, remote, own_id, timeout, as_json)):
+    if not asyncio.run(_submit_all(batches, remote, check_client_id(client_id), timeout, as_json)):
         raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
@@ -104,6 +104,10 @@ class _EventParser:
     ) -> list[_EventItem]:
         """Return the event in a line. Raises OncelogError with the line number."""
         where = f"line {line}" if line else "the event"
+        if not text.strip():  # an empty line of the input does not get here
+            raise OncelogError(
+                f'{where} is empty: pass a JSON object with a "type", or - to read events from standard input'
+            )
         try:
             orjson.loads(text)
             members = msgspec.json.decode(text, type=dict[str, Raw])

@@ -18,8 +18,8 @@ from oncelog.cli.remote import (
     EventsConnection,
     Partitions,
     Retrier,
+    check_client_id,
     check_text,
-    choose_client_id,
     connect,
     open_client,
     run_while_output_open,
@@ -52,8 +52,9 @@ def tail(
 ) -> None:
     """Print the stored events of partitions, then new ones, until interrupted.
 
-    After a lost connection the command reconnects with its cursor: no event is lost, and none is shown twice. The exit
-    status is 2 if the first connection fails, or the server has a different history (epoch).
+    The command waits for a server that has not started yet. After a lost connection it reconnects with its cursor: no
+    event is lost, and none is shown twice. The exit status is 2 if the server refuses the request, is at an unknown
+    host, or has a different history (epoch).
 
     Examples:
 
@@ -67,7 +68,7 @@ def tail(
     if not partition:
         raise OncelogError("--partition must be given at least once")
     partitions = [check_text(name, "--partition") for name in partition]
-    asyncio.run(_run_tail(remote, choose_client_id(client_id, "tail"), partitions, epoch, printer))
+    asyncio.run(_run_tail(remote, check_client_id(client_id), partitions, epoch, printer))
 
 
 def _parse_since(text: str) -> int | None:
@@ -86,10 +87,10 @@ class _EventPage(Struct, frozen=True):
 
 
 async def _run_tail(
-    remote: Remote, client_id: str, partitions: Sequence[str], epoch: str | None, printer: CursorPrinter
+    remote: Remote, client_id: str | None, partitions: Sequence[str], epoch: str | None, printer: CursorPrinter
 ) -> None:
     """Follow partitions up to the limit and reconnect as needed. Raises OncelogError if reconnecting would not help."""
-    retrier = Retrier(remote)
+    retrier = Retrier(remote, waits_for_server=True)
 
     async def run_connection() -> None:
         nonlocal epoch

@@ -407,7 +407,7 @@ def _encode(value: JsonValue, form: _Form) -> bytes:
                 written.append(form.scalar(item))
                 continue
             if len(stack) > form.levels_max:
-                raise UnreadableValue(_TOO_DEEP)  # noqa: TRY301 - caught below, where the path is known
+                raise UnreadableValue(f"{_TOO_DEEP}; a value must not contain itself")  # noqa: TRY301 - caught below, where the path is known
             if kind is dict:
                 written.append("{")
                 stack.append(("}", form.members(item)))

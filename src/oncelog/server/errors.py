@@ -19,6 +19,7 @@ from oncelog.error_codes import (
 )
 from oncelog.error_translation import translate_raised
 from oncelog.errors import (
+    CanonicalError,
     ClockJumpedError,
     ClosedError,
     MovedError,
@@ -53,7 +54,7 @@ class ApiError(Exception):
 def field_error(field: str, reason: str, code: str = BAD_REQUEST, **details: Any) -> ApiError:
     """Return the error for an invalid value in a request: the path of the field, and the reason."""
     field = field.encode("utf-8", "replace").decode()  # a path may contain lone surrogates, which cannot be encoded
-    return ApiError(code, f"{field}: {reason}", field=field, **details)
+    return ApiError(code, str(CanonicalError(field, reason)), field=field, **details)
 
 
 def raise_first(new_error: Callable[[str], Exception], *faults: tuple[bool, str]) -> None:

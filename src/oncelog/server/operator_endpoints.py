@@ -329,6 +329,11 @@ def build_schemas() -> dict[str, Schema]:
         wal_bytes=integer_schema("Size of a file's write-ahead log."),
         server={**TEXT_SCHEMA, "description": "Version of the database."},
         tables={"type": "object", "additionalProperties": integer_schema()},
+        leaps={
+            "type": "array",
+            "items": integer_schema(),
+            "description": "Numbers above which restores and renewed epochs continued all numbers. Missing if empty.",
+        },
     )
     return {
         "Stats": stats,

@@ -6,7 +6,8 @@ override earlier ones: the defaults, a TOML file, the environment, the command l
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from ipaddress import ip_address
 from itertools import combinations
 from typing import Any, Final, get_type_hints
@@ -359,17 +360,57 @@ def list_tables() -> Mapping[str, Sequence[Struct]]:
 def load(config_path: str | None, environment: Mapping[str, str], overrides: Mapping[str, str]) -> ServerSettings:
     """Load the settings of a file. The environment overrides it, and the command line overrides both.
 
-    Raises SettingsError with the name and the source of an invalid setting.
+    Raises SettingsError with the name and the source of every invalid setting.
     """
-    sourced_values = {
-        **(sources.load_file(config_path, _FIELDS) if config_path is not None else {}),
-        **sources.load_environment(environment, _FIELDS),
-        **sources.load_command_line(overrides, _FIELDS),
-    }
+    problems: list[str] = []
+    settings = _load(config_path, environment, overrides, problems)
+    if settings is None:
+        lines = problems if len(problems) == 1 else [f"{len(problems)} settings are invalid:", *problems]
+        raise SettingsError("\n  ".join(lines))
+    return settings
+
+
+def find_problems(config_path: str, environment: Mapping[str, str]) -> list[str]:
+    """Return all problems with a file and the environment."""
+    problems: list[str] = []
+    _load(config_path, environment, {}, problems)
+    return problems
+
+
+def _load(
+    config_path: str | None, environment: Mapping[str, str], overrides: Mapping[str, str], problems: list[str]
+) -> ServerSettings | None:
+    """Load the settings. If some are invalid, adds all problems to the list and returns None.
+
+    The settings are checked together only if each of them is valid.
+    """
+    found: dict[str, sources.SourcedValue] = {}
     parts: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-    for name, sourced in sourced_values.items():
-        field = _FIELDS[name]
-        parts[field.part][field.name] = _check_value(name, field, sourced)
+    with _collect(problems):
+        found |= sources.read_file(config_path, _FIELDS) if config_path is not None else {}
+    if problems:
+        return None
+    for name, sourced in list(found.items()):
+        with _collect(problems):
+            sources.check_known_in_file(name, _FIELDS, sourced.source)
+    for load_source, texts in ((sources.load_environment, environment), (sources.load_command_line, overrides)):
+        for name in sorted(texts):
+            with _collect(problems):
+                found |= load_source({name: texts[name]}, _FIELDS)
+    for name, sourced in found.items():
+        field = _FIELDS.get(name)
+        if field is not None:
+            with _collect(problems):
+                parts[field.part][field.name] = _check_value(name, field, sourced)
+    settings = None
+    if not problems:
+        with _collect(problems):
+            settings = _combine(parts)
+    return settings
+
+
+def _combine(parts: dict[str, dict[str, Any]]) -> ServerSettings:
+    """Return the settings with these values. Raises SettingsError if they contradict each other."""
     general = parts.pop("", {})
     for required in ("algorithms", "key_files"):
         if required not in parts.get("tokens", (required,)):
@@ -377,33 +418,12 @@ def load(config_path: str | None, environment: Mapping[str, str], overrides: Map
     return ServerSettings(**general, **{part: replace(_PARTS[part][1], **values) for part, values in parts.items()})
 
 
-def find_problems(config_path: str, environment: Mapping[str, str]) -> list[str]:
-    """Return all problems with a file and the environment. `load` raises an error for the first of them.
-
-    The settings are checked together only if each of them is valid.
-    """
-    problems: list[str] = []
+@contextmanager
+def _collect(problems: list[str]) -> Iterator[None]:
     try:
-        found = sources.read_file(config_path, _FIELDS)
+        yield
     except SettingsError as error:
-        return [str(error)]
-    for variable, text in environment.items():
-        try:
-            found |= sources.load_environment({variable: text}, _FIELDS)
-        except SettingsError as error:
-            problems.append(str(error))
-    for name, sourced in found.items():
-        try:
-            sources.check_known(name, _FIELDS, sourced.source)
-            _check_value(name, _FIELDS[name], sourced)
-        except SettingsError as error:
-            problems.append(str(error))
-    if not problems:
-        try:
-            load(config_path, environment, {})
-        except SettingsError as error:
-            problems.append(str(error))
-    return problems
+        problems.append(str(error))
 
 
 def _check_value(name: str, field: _Field, sourced: sources.SourcedValue) -> Any:

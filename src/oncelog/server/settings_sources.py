@@ -40,14 +40,6 @@ class SourcedValue(Struct, frozen=True):
 # --- the three sources ----------------------------------------------------------------------------------
 
 
-def load_file(path: str, names: Collection[str]) -> dict[str, SourcedValue]:
-    """Return the settings in a TOML file. Raises SettingsError if it is unreadable, malformed, or has unknown names."""
-    found = read_file(path, names)
-    for name in found:
-        check_known(name, names if "." in name else {*names, *_list_tables(names)}, path)
-    return found
-
-
 def read_file(path: str, names: Collection[str]) -> dict[str, SourcedValue]:
     """Return the settings in a TOML file, including unknown ones. Raises SettingsError for an unreadable or malformed
     file.
@@ -98,6 +90,11 @@ def check_known(name: str, names: Collection[str], source: str) -> None:
         close = get_close_matches(name, names, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise SettingsError(f"{source}: unknown setting {name!r}{hint}")
+
+
+def check_known_in_file(name: str, names: Collection[str], path: str) -> None:
+    """Raise SettingsError for an unknown setting in a file, with the most similar name of a setting or table."""
+    check_known(name, names if "." in name else {*names, *_list_tables(names)}, path)
 
 
 # --- values ---------------------------------------------------------------------------------------------

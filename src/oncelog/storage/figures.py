@@ -69,6 +69,8 @@ class LogFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes: int
     wal_bytes: int | None = None
     tables: dict[str, int] | None = None
+    leaps: list[int] = []
+    """The numbers above which restores and renewed epochs continued all numbers."""
 
 
 def read_figures(log: str, *, is_open_here: bool = False) -> LogFigures:
@@ -94,6 +96,7 @@ def _collect_figures(view: LogView) -> LogFigures:
         records=count_records(heads, gaps),
         restore_records=sum(len(lane_gaps.positions) for lane_gaps in gaps.values()),
         audit_records=view.run_query(count_audit_records),
+        leaps=sorted({end - 1 for lane_gaps in gaps.values() for _, end in lane_gaps.positions}),
         blocks=count_blocks(heads, gaps),
         lanes=[LaneFigures(lane, head.position, head.height, head.log_time_ms) for lane, head in heads.items()],
         policies=[name for name, _ in view.iterate_rows("policies")],

@@ -190,9 +190,11 @@ def test_plain_http_at_a_tls_port_is_a_problem(tmp_path: Path) -> None:
 
 def test_running_server_of_the_settings(tmp_path: Path) -> None:
     with serving(tmp_path) as running:
-        found = doctor("--config", write_settings(tmp_path, f"port = {running.port}"))
+        config = write_settings(tmp_path, f"port = {running.port}")
+        found = doctor("--config", config)
         assert found.status == 0
         assert "is ready" in found.get("ok", "server")
+        assert doctor("--config", config, "--url", running.url).text.count("is ready") == 1
 
 
 def test_server_of_another_log_is_a_problem(tmp_path: Path) -> None:

@@ -54,6 +54,16 @@ async def test_refused_connect_is_answered_and_closes_the_connection(
         assert peer.wire.closed_with == (WSCloseCode.POLICY_VIOLATION, code)
 
 
+@pytest.mark.rule("EV-1")
+@pytest.mark.parametrize(("own", "stored"), [("one", "one"), (None, "user:ada")])
+async def test_connect_without_a_client_id_uses_the_client_of_the_credential(own: str | None, stored: str) -> None:
+    tokens = Tokens()
+    tokens.add("ada", client_id=own)
+    async with session_server(tokens=tokens) as server:
+        reply = await server.accept().request("connect", {"token": "ada"})
+        assert reply["payload"]["client_id"] == stored
+
+
 @pytest.mark.rule("EV-2")
 async def test_reply_echoes_the_message_id_and_unknown_members_are_ignored() -> None:
     async with session_server() as server:

@@ -38,9 +38,9 @@ def pull(  # noqa: PLR0913 - each one is an option
 ) -> None:
     """Print the deltas of a gateway in sequence order, one per line.
 
-    With --follow the command reconnects with its cursor: no delta is lost, and none is shown twice. The exit status is
-    1 if the deltas were compacted, so that only a snapshot has their rows, and 2 if the server cannot be reached or has
-    a different history (epoch).
+    With --follow the command waits for a server that has not started yet, and reconnects with its cursor: no delta is
+    lost, and none is shown twice. The exit status is 1 if the deltas were compacted, so that only a snapshot has their
+    rows, and 2 if the server cannot be reached or has a different history (epoch).
 
     Examples:
 
@@ -62,7 +62,7 @@ class _PullCommand:
         self._gateway = gateway
         self._epoch = epoch
         self._printer = printer
-        self._retrier = Retrier(gateway.remote)
+        self._retrier = Retrier(gateway.remote, waits_for_server=True)
 
     async def run(self, *, follow: bool) -> None:
         """Print the stored deltas and, with `follow`, new ones. Raises OncelogError if a retry would not help."""

@@ -27,6 +27,7 @@ from oncelog.cli.serve import get_settings_environment
 from oncelog.cli.server_options import (
     DEFAULT_SOURCE,
     ProfileName,
+    Remote,
     ServerOptions,
     Token,
     TokenFile,
@@ -124,7 +125,7 @@ def doctor(  # noqa: PLR0913, PLR0917 - the options of a command
     findings: list[Finding] = []
 
     def run() -> Check:
-        yield from _list_findings(log, config, options)
+        yield from _list_findings(log, config, options, remote)
         if remote is not None:
             yield from run_checks("server", check_remote, remote)
 
@@ -162,9 +163,9 @@ def _check_arguments(
             raise OncelogError(message)
 
 
-def _list_findings(log: str | None, config: str | None, backup: _BackupOptions) -> Check:
+def _list_findings(log: str | None, config: str | None, backup: _BackupOptions, remote: Remote | None) -> Check:
     if config is not None:
-        yield from _check_configuration(config, backup)
+        yield from _check_configuration(config, backup, remote)
     elif log is not None and is_address(log):
         yield from check_packages(["postgres"])
         yield from _check_database(log, None)
@@ -175,7 +176,7 @@ def _list_findings(log: str | None, config: str | None, backup: _BackupOptions) 
         yield from check_packages([])
 
 
-def _check_configuration(config: str, backup: _BackupOptions) -> Check:
+def _check_configuration(config: str, backup: _BackupOptions, remote: Remote | None) -> Check:
     """Check a settings file, the files that it names, its log, and the server if it runs on this machine."""
     environment = get_settings_environment()
     yield from check_packages(["server"])
@@ -205,7 +206,7 @@ def _check_configuration(config: str, backup: _BackupOptions) -> Check:
         mode = parse_file_mode(settings.file_mode)
         yield from _check_file(settings.store, FileExpectations(disk, jump_ms_max, mode, is_server=True), backup)
         epoch = _read_epoch(settings.store)
-    yield from run_checks("server", check_ports, settings, epoch)
+    yield from run_checks("server", check_ports, settings, epoch, remote)
 
 
 def _check_file(path: str, expected: FileExpectations, backup: _BackupOptions) -> Check:

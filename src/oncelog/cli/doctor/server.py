@@ -32,6 +32,7 @@ ANSWER_BYTES_MAX: Final = 64 * 1024
 CLOCK_DIFFERENCE_MS_MAX: Final = 30_000
 """As much as the leeway for tokens (`tokens.leeway_ms`)."""
 READY_PATH: Final = "/readyz"
+_LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _PROBE_PARTITION: Final = "oncelog/doctor"
 """Partition that the check of a token reads. If a valid token has no access to it, the server answers 403, not 401."""
 
@@ -59,8 +60,7 @@ class _UnreachableError(OncelogError):
 def check_remote(remote: Remote) -> Check:
     """Check the server at a URL: connection, TLS, health, clock, protocol version, and the token."""
     parts = urlsplit(remote.url)
-    is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
-    if parts.scheme == "http" and not is_local:
+    if parts.scheme == "http" and parts.hostname not in _LOCAL_HOSTS:
         yield warning("tls", f"{remote.url} is not encrypted, so others can read credentials", "Use https://.")
     try:
         answer = _request(remote.url, READY_PATH)
@@ -82,13 +82,17 @@ def check_remote(remote: Remote) -> Check:
         yield from _check_token(remote)
 
 
-def check_ports(settings: "ServerSettings", epoch: str | None) -> Check:
-    """Check whether the ports of the settings are free, or used by a server of the log with this epoch."""
+def check_ports(settings: "ServerSettings", epoch: str | None, remote: Remote | None) -> Check:
+    """Check whether the ports of the settings are free, or used by a server of the log with this epoch.
+
+    `remote` is a server that `check_remote` checks. If it is the server at the port, that check reports its readiness.
+    """
     addresses = [address for address in settings.list_addresses() if address.port]  # 0 stands for any free port
     problems = {address.setting: _find_bind_error(address) for address in addresses}
     if problems.get("port") == errno.EADDRINUSE:
         finding, is_server = _check_local_server(settings, epoch)
-        yield finding
+        if finding.level == "problem" or remote is None or not _is_local_server(remote.url, settings):
+            yield finding
         if is_server:
             return
     for address in addresses:
@@ -105,6 +109,12 @@ def check_ports(settings: "ServerSettings", epoch: str | None) -> Check:
     if addresses and not any(problems.values()):
         free = ", ".join(f"{address.setting} {address.port}" for address in addresses)
         yield ok("server", f"no server is running; its ports are free ({free})")
+
+
+def _is_local_server(url: str, settings: "ServerSettings") -> bool:
+    """Return whether a URL is that of the server with these settings on this machine."""
+    parts, local = urlsplit(url), urlsplit(settings.local_url)
+    return parts.port == local.port and parts.hostname in {local.hostname, settings.host, *_LOCAL_HOSTS}
 
 
 def _check_local_server(settings: "ServerSettings", epoch: str | None) -> tuple[Finding, bool]:

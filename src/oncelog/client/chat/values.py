@@ -7,8 +7,10 @@ from msgspec import Struct
 
 from oncelog.client.runtime.values import (
     MIB,
+    BaseCommitted,
     BaseEntry,
     BaseHistoryChange,
+    BaseRefused,
     BaseStatus,
     ConnectionLimits,
     Number,
@@ -75,7 +77,7 @@ class Message(Struct, frozen=True):
     """None if the message has been erased."""
 
 
-class Sent(Struct, frozen=True):
+class Sent(BaseCommitted, frozen=True):
     """Outcome of a message that the server committed, now or on an earlier attempt."""
 
     message_id: str
@@ -87,7 +89,7 @@ class Sent(Struct, frozen=True):
     """Whether the chat already had a different message with this id and kept it. An id must not be used twice."""
 
 
-class Refused(Struct, frozen=True):
+class Refused(BaseRefused, frozen=True):
     """Outcome of a message that the client will not retry: the server refused it, or it is too old (`EXPIRED`)."""
 
     code: str
@@ -97,6 +99,9 @@ class Refused(Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
+
+    def _get_code_and_message(self) -> tuple[str, str]:
+        return self.code, self.message
 
 
 Outcome = Sent | Refused

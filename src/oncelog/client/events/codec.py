@@ -109,9 +109,10 @@ def encode_message(kind: str, payload: bytes, msg_id: str) -> bytes:
     return b"%b%b}" % (head.encode(), payload)
 
 
-def encode_connect(token: str | None, client_id: str, msg_id: str) -> bytes:
-    """Encode `connect`, the first message of a connection."""
-    return encode_message("connect", orjson.dumps({"token": token, "client_id": client_id}), msg_id)
+def encode_connect(token: str | None, client_id: str | None, msg_id: str) -> bytes:
+    """Encode `connect`, the first message of a connection. Without `client_id`, the server uses the credential's."""
+    payload = {"token": token} if client_id is None else {"token": token, "client_id": client_id}
+    return encode_message("connect", orjson.dumps(payload), msg_id)
 
 
 def encode_sync(partitions: Sequence[str], since: int, limit: int, epoch: str, msg_id: str) -> bytes:

@@ -6,8 +6,10 @@ from msgspec import Struct
 
 from oncelog.client.runtime.values import (
     MIB,
+    BaseCommitted,
     BaseEntry,
     BaseHistoryChange,
+    BaseRefused,
     BaseStatus,
     ConnectionLimits,
     Number,
@@ -62,21 +64,27 @@ class Fault(Struct, frozen=True):
     """Actual committed id, if the submission expected a different one."""
 
 
-class Committed(Struct, frozen=True):
+class Committed(BaseCommitted, frozen=True):
     """Outcome of a committed submission, even if it was first sent over an earlier connection."""
 
     committed_id: int
     status_updated_at: int
 
 
-class Refused(Struct, frozen=True):
+class Refused(BaseRefused, frozen=True):
     """Outcome of a refused submission."""
 
     reason: str
     errors: tuple[Fault, ...] = ()
 
     def __str__(self) -> str:
-        return "; ".join([f"{self.reason}", *(f"{error.field}: {error.message}" for error in self.errors)])
+        return "; ".join([self.reason, *self._list_faults()])
+
+    def _list_faults(self) -> list[str]:
+        return [f"{error.field}: {error.message}" for error in self.errors]
+
+    def _get_code_and_message(self) -> tuple[str, str]:
+        return self.reason, "; ".join(self._list_faults()) or "the server gives no details"
 
 
 Outcome = Committed | Refused

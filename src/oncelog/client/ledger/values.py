@@ -6,7 +6,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from oncelog.client.runtime.values import MIB, BaseLimits, BaseStatus
+from oncelog.client.runtime.values import MIB, BaseCommitted, BaseLimits, BaseRefused, BaseStatus
 from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Relate, SetEntity, Unrelate
 from oncelog.core.proof import Block, Proven, verify, verify_header
 from oncelog.errors import CanonicalError, ClientError
@@ -83,7 +83,7 @@ class RefusalCode(IntEnum):
     IDEMPOTENCY_KEY_REUSED = 6
 
 
-class Written(Struct, frozen=True):
+class Written(BaseCommitted, frozen=True):
     """The transaction is committed, exactly once."""
 
     tx_id: str | None
@@ -102,7 +102,7 @@ class Written(Struct, frozen=True):
     the first one and this is False."""
 
 
-class Refused(Struct, frozen=True):
+class Refused(BaseRefused, frozen=True):
     """The write was refused. Nothing was written, and the sequence is still free."""
 
     code: RefusalCode
@@ -113,6 +113,9 @@ class Refused(Struct, frozen=True):
     current_version: int | None = None
     current_value: bytes | None = None
     operation_index: int | None = None
+
+    def _get_code_and_message(self) -> tuple[str, str]:
+        return self.code.name, self.message
 
 
 Outcome = Written | Refused

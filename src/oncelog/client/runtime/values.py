@@ -2,12 +2,12 @@
 
 from collections.abc import Hashable, Mapping
 from enum import Enum
-from typing import Annotated, ClassVar, Final, Generic, NamedTuple, TypeVar
+from typing import Annotated, ClassVar, Final, Generic, Literal, NamedTuple, NoReturn, Self, TypeVar
 
 from msgspec import Meta, Struct
 
 from oncelog.core.limits import check_whole_numbers
-from oncelog.errors import SettingsError
+from oncelog.errors import ServerRefusedError, SettingsError
 
 LIMIT_MAX: Final = 2**40
 MIB: Final = 2**20
@@ -92,6 +92,34 @@ class Settled(NamedTuple, Generic[Entry, OutcomeType]):
 
     entry: Entry
     outcome: OutcomeType
+
+
+# --- outcomes
+
+
+class BaseCommitted(Struct, frozen=True):
+    """Outcome of a write that the server has. Like the verdicts of a log, it has `ok` and `unwrap`."""
+
+    ok: ClassVar[Literal[True]] = True
+    """Whether the server has the write."""
+
+    def unwrap(self) -> Self:
+        """Return this outcome."""
+        return self
+
+
+class BaseRefused(Struct, frozen=True):
+    """Outcome of a refused write."""
+
+    ok: ClassVar[Literal[False]] = False
+    """Whether the server has the write."""
+
+    def unwrap(self) -> NoReturn:
+        """Raise the refusal as a ServerRefusedError, whose `code` is the reason."""
+        raise ServerRefusedError(*self._get_code_and_message())
+
+    def _get_code_and_message(self) -> tuple[str, str]:
+        raise NotImplementedError
 
 
 # --- status

@@ -168,14 +168,10 @@ class ApiKeys(CredentialUser):
         return keys
 
     def _parse(self, contents: FileContents) -> LoadedKeys:
+        # The permissions of a file without keys do not matter, so this error comes first.
+        keys = _decode_file(contents)
         contents.check_secret("API keys", self._secret_check)
-        try:
-            value = secret_files.parse_json(contents)
-            return LoadedKeys(_to_keys(msgspec.convert(value, _KeyFileContent)), contents.modified_ns)
-        except SettingsError as error:
-            raise SettingsError(f"{error}; `oncelog apikey create` writes the file") from error
-        except (msgspec.ValidationError, CanonicalError) as error:
-            raise SettingsError(f"{contents.path} is not an API key file: {error}") from error
+        return LoadedKeys(keys, contents.modified_ns)
 
     def restrict(self, source: Path, content: LoadedKeys) -> LoadedKeys | None:  # noqa: ARG002 - there is one file
         """See `CredentialUser`."""
@@ -334,6 +330,19 @@ def _encode_file(keys: KeysById) -> bytes:
         FILE_VERSION if all(stored.key.expires_ms is None for stored in keys.values()) else FILE_VERSION_WITH_EXPIRY
     )
     return orjson.dumps({"version": version, "keys": entries}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def _decode_file(contents: FileContents) -> KeysById:
+    """Return the keys in a file. Raises SettingsError if it is not a key file."""
+    try:
+        return _to_keys(msgspec.convert(secret_files.parse_json(contents), _KeyFileContent))
+    except SettingsError as error:
+        problem = str(error).removeprefix(f"{contents.path}: ")
+    except (msgspec.ValidationError, CanonicalError) as error:
+        problem = str(error)
+    raise SettingsError(
+        f"{contents.path} is not an API key file: {problem}; name a file that `oncelog apikey create` has written"
+    )
 
 
 def _to_keys(content: _KeyFileContent) -> KeysById:

@@ -23,6 +23,13 @@ from oncelog.errors import CanonicalError, SettingsError
 from oncelog.file_modes import describe_read_error, open_new, open_or_create, sync_path, warn_once
 from oncelog.server import logger
 
+_UNQUOTED_TEXT_ERRORS: Final = (
+    "Invalid value",
+    "Expected newline or end of document after a statement",
+    "Unclosed array",
+)
+"""Errors of the TOML parser for text without quotes. It reads the beginning of `127.0.0.1` or `info` as a number, and
+expects the end of the line after it."""
 _WRITABLE_BY_OTHERS: Final = stat.S_IWOTH
 _GROUP_OR_OTHERS_ACCESS: Final = stat.S_IRWXG | stat.S_IRWXO
 _MORE_THAN_GROUP_READ: Final = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
@@ -147,8 +154,8 @@ def parse_toml(contents: FileContents) -> dict[str, Any]:
     except RecursionError:
         problem = "nested too deeply"
     except ValueError as error:
-        hint = "; write text in quotes, and flags as true or false" if "Invalid value" in str(error) else ""
-        problem = f"{error}{hint}"
+        is_unquoted = any(text in str(error) for text in _UNQUOTED_TEXT_ERRORS)
+        problem = f"{error}{'; write text in quotes, and flags as true or false' if is_unquoted else ''}"
     raise SettingsError(f"{contents.path} is not valid TOML: {problem}")
 
 

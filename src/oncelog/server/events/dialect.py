@@ -149,6 +149,7 @@ class Connect(Struct, frozen=True):
 
     token: str | None
     client_id: str
+    """The requested client id. Empty if the client requests none, and uses that of its credential."""
     project: Project | None = None
     """The connection's project, in the `insieme` dialect."""
 
@@ -173,9 +174,11 @@ TOKEN: Final = Field(name="token", decode=decode_text)
 LIMIT: Final = Field(name="limit", decode=decode_integer)
 
 
-def client_id_field(name: str, *, is_required: bool = True, schema: Schema | None = None) -> Field:
+def client_id_field(
+    name: str, *, is_required: bool = True, default: str | None = None, schema: Schema | None = None
+) -> Field:
     """Declare the field for a client id."""
-    return Field(name=name, decode=parse_client_id, is_required=is_required, schema=schema or {})
+    return Field(name=name, decode=parse_client_id, is_required=is_required, default=default, schema=schema or {})
 
 
 def since_field(name: str) -> Field:

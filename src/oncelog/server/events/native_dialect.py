@@ -212,7 +212,7 @@ class NativeDialect(Dialect):
     """The native dialect of one server."""
 
     names: ClassVar = EnvelopeNames()
-    connect: ClassVar = Message(Connect, TOKEN, client_id_field("client_id"))
+    connect: ClassVar = Message(Connect, TOKEN, client_id_field("client_id", is_required=False, default=""))
     is_project_bound: ClassVar = False
 
     def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Envelope:

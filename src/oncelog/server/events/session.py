@@ -133,7 +133,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
     def _connect(self, message: Envelope) -> None:
         connect = self.dialect.connect.decode(message.payload, "$.payload")
         principal = self.auth_gate.authenticate(connect.token, self.caller)
-        client_id = self.auth_gate.get_event_client(principal, connect.client_id)
+        client_id = self.auth_gate.get_event_client(principal, connect.client_id or None)
         if client_id is None:
             raise self.auth_gate.reject_client(self.caller, connect.client_id)
         if connect.project is not None:

@@ -250,7 +250,8 @@ def _is_locked_by_process(path: str) -> bool:
     """
     try:
         inode, process = f":{os.stat(path).st_ino} ", f" {os.getpid()} "  # noqa: PTH116
-        locks = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+        # Decoding bytes imports no codec, which a process that has dropped its rights may be unable to read.
+        locks = Path("/proc/locks").read_bytes().decode("ascii").splitlines()
     except OSError:
         return False
     return any(inode in lock and process in lock for lock in locks)
