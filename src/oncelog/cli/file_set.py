@@ -172,6 +172,6 @@ def _check_absent(directory: Path, names: Sequence[str]) -> None:
         path = directory / name
         if path.exists() or path.is_symlink():
             raise OncelogError(
-                f"{path} already exists. `oncelog init` does not overwrite files. Choose another directory, or move the "
-                "file away. To create another API key for an existing configuration, use `oncelog apikey create`."
+                f"{path} already exists. `oncelog init` does not overwrite files. Choose another directory, or move "
+                "the file away. To create another API key for an existing configuration, use `oncelog apikey create`."
             )

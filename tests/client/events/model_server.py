@@ -1,8 +1,8 @@
 """Small model of the Events API, as specified in docs/reference/events.md, for client protocols without I/O.
 
 The model keeps a log. It does not broadcast an event to the connection that submitted it. A connection receives an
-answer after all broadcasts with committed ids below the highest one in the answer. As on a real server, requests of a lost connection may be committed after the next connection has
-synced. Frames wait in queues until the test moves them.
+answer after all broadcasts with committed ids below the highest one in the answer. As on a real server, requests of a
+lost connection may be committed after the next connection has synced. Frames wait in queues until the test moves them.
 """
 
 import json

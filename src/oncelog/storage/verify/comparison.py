@@ -182,9 +182,9 @@ class SideStateComparison:
     def _compare_rows(self, key: RowTuple, stored: Row | None, rebuilt: Row | None) -> ComparisonOutcome:
         """Compare a Deltas API row with the row that the log's deltas produce.
 
-        Compaction changes rows without a delta: it first drops the bodies of deltas, and in a later step drops tombstones.
-        A row produced by deltas without bodies cannot be checked as a whole. However, each of its stamps must belong to
-        a delta in the log, and the row must contain every delta that still has a body. A row may exist only in a fold.
+        Compaction changes rows without a delta: it first drops the bodies of deltas, and later drops tombstones. A row
+        produced by deltas without bodies cannot be checked as a whole. However, each of its stamps must belong to a
+        delta in the log, and the row must contain every delta that still has a body. A row may exist only in a fold.
         """
         lane, scope, table, row_id = key
         horizon = self._horizons.get(scope, -1)
