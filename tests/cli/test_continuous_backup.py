@@ -356,7 +356,7 @@ def test_target_with_commits_of_a_copy_is_refused(own_commits: int, log: Path, t
     for options in ((), ("--take-over",)):
         done = run("backup", log, target, "--once", *options)
         assert done.exit_code == 2
-        assert "a different copy of this log was backed up there" in done.stderr
+        assert "a different copy of the log was backed up there" in done.stderr
     run_successfully("restore", target, tmp_path / "restored.db")
     assert records_of(tmp_path / "restored.db") == records_of(copy)
 

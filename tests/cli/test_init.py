@@ -396,7 +396,7 @@ def test_file_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
             (stage / name).write_text("new")
         (tmp_path / "b").write_text("another program's")
 
-    with pytest.raises(OncelogError, match="b exists"), create_file_set(tmp_path, ["a", "b"]) as stage:
+    with pytest.raises(OncelogError, match="b already exists"), create_file_set(tmp_path, ["a", "b"]) as stage:
         write(stage)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b": "another program's"}
 

@@ -36,7 +36,7 @@ class HistoryMatch(Struct, frozen=True):
             case "diverged":
                 return (
                     f"{backup} contains commits of epoch {self.log_epoch} that {log} does not have: a different copy "
-                    "of this log was backed up there"
+                    "of the log was backed up there"
                 )
             case "foreign":
                 return (
