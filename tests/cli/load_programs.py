@@ -5,10 +5,10 @@ from typing import Final
 BY_TICKS: Final = """
 from itertools import count
 from oncelog.cli import main
-from oncelog.cli.load import load_test
+from oncelog.cli.load import runner
 ticks = count()
-load_test.perf_counter = lambda: next(ticks) / 1000
-load_test.GRACE_S = 600
+runner.perf_counter = lambda: next(ticks) / 1000
+runner.GRACE_S = 600
 main()
 """
 """Load with a clock that advances by 1 ms per reading, so that the request count does not depend on the machine."""
@@ -17,11 +17,11 @@ import sys
 from itertools import count
 from pathlib import Path
 from oncelog.cli import main
-from oncelog.cli.load import load_test
+from oncelog.cli.load import runner
 stop, ticks = Path(sys.argv.pop(1)), count()
-load_test.perf_counter = lambda: stop.exists() * 4 + next(ticks) / 1_000_000
-load_test.GRACE_S = 600
-load_test.REPORT_INTERVAL_S = 0.01
+runner.perf_counter = lambda: stop.exists() * 4 + next(ticks) / 1_000_000
+runner.GRACE_S = 600
+runner.REPORT_INTERVAL_S = 0.01
 main()
 """
 """Load that runs with `--seconds 4` until a file exists, and prints its progress often."""

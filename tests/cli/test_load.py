@@ -17,7 +17,7 @@ from cli.runner import COMMAND, RUNNER
 from cli.server_process import oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
 from deadlines import wait_until
-from oncelog.cli.load import load_test, sender
+from oncelog.cli.load import runner, sender
 
 SMALL = ["--connections", "2", "--in-flight", "3", "--seconds", "0.5"]
 
@@ -135,7 +135,7 @@ def figures_of(url: str, *options: str, clock: Callable[[], float] | None = None
     ticks = count()
     one = ["--connections", "1", "--in-flight", "1", "--seconds", "0.1", "--json"]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(load_test, "perf_counter", clock or (lambda: next(ticks) / 1000))
+        patched.setattr(runner, "perf_counter", clock or (lambda: next(ticks) / 1000))
         done = RUNNER.invoke(COMMAND, ["load", "--url", url, *one, *options])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.stderr
     return done.exit_code, json.loads(done.stdout)
@@ -166,7 +166,7 @@ def test_load_detects_results_of_other_events() -> None:
 
 def test_load_counts_unanswered_events_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The load's time is over after the first request, whether or not the server has received it."""
-    monkeypatch.setattr(load_test, "GRACE_S", 0.2)
+    monkeypatch.setattr(runner, "GRACE_S", 0.2)
     requests = list[bytes]()
     ask = sender.Sender._request
 
@@ -194,7 +194,7 @@ def test_load_counts_busy_answers_without_failing() -> None:
 
 
 def test_load_counts_a_refusal_too_late_for_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_test, "GRACE_S", 60)
+    monkeypatch.setattr(runner, "GRACE_S", 60)
     requests = list[int]()
 
     def refuse(_ids: list[str], request: int) -> dict[str, Any]:

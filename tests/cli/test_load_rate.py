@@ -16,7 +16,7 @@ from cli.runner import COMMAND, RUNNER
 from cli.server_process import oncelog, serving
 from databases import BOTH_STORES
 from deadlines import WAIT_S
-from oncelog.cli.load import load_test
+from oncelog.cli.load import runner
 
 FEW = ["--connections", "1", "--in-flight", "1", "--retries", "0"]
 MANY = ["--connections", "1", "--in-flight", "100", "--retries", "0"]
@@ -133,8 +133,8 @@ def test_progress_shows_the_events_that_are_due_but_unsent(monkeypatch: pytest.M
         is_reported.wait(WAIT_S)
         return committed(ids, request)
 
-    monkeypatch.setattr(load_test, "_open_display", open_display)
-    monkeypatch.setattr(load_test, "GRACE_S", WAIT_S)
+    monkeypatch.setattr(runner, "_open_display", open_display)
+    monkeypatch.setattr(runner, "GRACE_S", WAIT_S)
     with faulty_server(answer) as url:
         run_load(url, *FEW, "--rate", "1000", "--seconds", "0.1")
     (first,) = [report for report in reports if not report.endswith("unsent 0")][:1]

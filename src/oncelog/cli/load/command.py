@@ -6,8 +6,8 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from oncelog.cli.load.load_test import LoadTest
 from oncelog.cli.load.plan import PREFIX, SIZE_BYTES_MIN, LoadPlan
+from oncelog.cli.load.runner import LoadRunner
 from oncelog.cli.output import print_result
 from oncelog.cli.remote import ClientId, check_client_id
 from oncelog.cli.server_options import Remote, uses_explicit_server_as_client
@@ -75,7 +75,7 @@ def load(  # noqa: PLR0913 - one argument per option
     plan.check()
     warning = f"Writing real events to {remote.url}, into the partitions {PREFIX}0 to {PREFIX}{partitions - 1}."
     typer.echo(warning, err=True)
-    tally = asyncio.run(LoadTest(remote, check_client_id(client_id), plan).run())
+    tally = asyncio.run(LoadRunner(remote, check_client_id(client_id), plan).run())
     print_result({"url": remote.url, **msgspec.structs.asdict(plan), **tally.to_json()}, tally.format_lines(), as_json)
     if tally.has_failed:
         raise typer.Exit(EXIT_FOUND_NOTHING)

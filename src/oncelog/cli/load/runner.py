@@ -23,7 +23,7 @@ REPORT_INTERVAL_S: Final = 1.0
 LIVE_REPORT_INTERVAL_S: Final = 0.25
 
 
-class LoadTest:
+class LoadRunner:
     """Runs a plan against a server."""
 
     def __init__(self, remote: Remote, client_id: str | None, plan: LoadPlan) -> None:
