@@ -17,12 +17,16 @@ from typing import Any, Final, cast
 import msgspec
 
 from bench.wire import PARTITIONS, Slice, Watch, WireEvent, wire_events
+from oncelog.cli.load.pacer import ClosedLoopPacer, OpenLoopPacer, Pacer, Schedule
+from oncelog.client.runtime.backoff import run_until_first_ends
 
 TEXT: Final = 0x81
 PING: Final = 0x89
 PONG: Final = 0x8A
 PATH: Final = "/v1/events"
 ANSWER_S: Final = 60
+PACED_IN_FLIGHT_MAX: Final = 1000
+"""Requests in flight of a connection at a fixed rate. A server reaches it only if it does not keep up."""
 
 HANDSHAKE: Final = (
     "GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -238,8 +242,9 @@ class Requests:
 
     def __init__(self, connections: Sequence[Connection]) -> None:
         self.connections = connections
-        self._began: dict[str, float] = {}
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._in_flight: dict[str, tuple[int, float]] = {}
+        """Connection and start of each request, by the id of its answer, which may arrive on another connection."""
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waited: list[float] = []
 
     def request(self, number: int) -> tuple[str, bytes]:
@@ -256,74 +261,54 @@ class Requests:
     async def keep_busy(self, server: int, in_flight: int, seconds: float) -> Slice:
         """Keep several requests in flight on each connection for this time, and wait for all answers."""
         watch = Watch(server)
-        until = watch.began + seconds
-
-        def again(number: int) -> None:
-            if (now := time.perf_counter()) < until:
-                self._submit(number, now)
-            elif not self._began:
-                self._end()
-
-        self._listen(again)
-        for number in range(len(self.connections)):
-            for _ in range(in_flight):
-                self._submit(number, time.perf_counter())
-        return await self._slice(watch)
+        return await self._run(
+            watch, ClosedLoopPacer(self._submit, len(self.connections), in_flight, watch.began + seconds)
+        )
 
     async def pace(self, server: int, per_s: float, seconds: float) -> Slice:
         """Send requests at a fixed rate, independent of the arrival of answers.
 
-        The latency of a request starts at its scheduled time, so that a client that falls behind because of a slow
-        answer does not hide the delay.
+        Raises ValueError if the server does not keep up.
         """
         watch = Watch(server)
-        total = max(1, round(per_s * seconds))
-        sent = 0
-        self._listen(lambda _: self._end() if sent == total and not self._began else None)
-        while sent < total and not self._ended.done():
-            while sent < total and (due := watch.began + sent / per_s) <= time.perf_counter():
-                self._submit(sent % len(self.connections), due)
-                sent += 1
-            await asyncio.sleep(0.001)
-        return await self._slice(watch)
+        schedule = Schedule(watch.began, per_s, seconds)
+        pacer = OpenLoopPacer(self._submit, len(self.connections), PACED_IN_FLIGHT_MAX, schedule)
+        result = await self._run(watch, pacer)
+        if pacer.unsent:
+            raise ValueError(f"at {per_s:.0f} per second, {pacer.unsent} of {schedule.requests} requests were not sent")
+        return result
 
-    async def _slice(self, watch: Watch) -> Slice:
-        await self._ended
+    async def _run(self, watch: Watch, pacer: Pacer) -> Slice:
+        for number, connection in enumerate(self.connections):
+            connection.on_text = self._answers(number, pacer.finish)
+            connection.on_lost = self._fail
+        await run_until_first_ends([pacer.run(), self._failure])
         await self.rest()
         return watch.slice(self.per_request * len(self.waited), self.waited)
 
     def _submit(self, number: int, began: float) -> None:
         name, data = self.request(number)
-        self._began[name] = began
+        self._in_flight[name] = number, began
         self.connections[number].send(data)
 
-    def _listen(self, then: Callable[[int], None]) -> None:
-        for number, connection in enumerate(self.connections):
-            connection.on_text = self._answers(number, then)
-            connection.on_lost = self._fail
-
-    def _answers(self, number: int, then: Callable[[int], None]) -> Callable[[bytes], None]:
+    def _answers(self, number: int, finish: Callable[[int], None]) -> Callable[[bytes], None]:
         def answered(text: bytes) -> None:
             try:
                 name = self.answer(number, text)
                 if name is None:
                     return
-                began = self._began.pop(name)
+                sender, began = self._in_flight.pop(name)
             except (ValueError, KeyError) as error:
                 self._fail(error)
                 return
             self.waited.append(time.perf_counter() - began)
-            then(number)
+            finish(sender)
 
         return answered
 
-    def _end(self) -> None:
-        if not self._ended.done():
-            self._ended.set_result(None)
-
     def _fail(self, error: Exception) -> None:
-        if not self._ended.done():
-            self._ended.set_exception(error)
+        if not self._failure.done():
+            self._failure.set_exception(error)
 
 
 class Load(Requests):

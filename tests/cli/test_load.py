@@ -1,27 +1,23 @@
 """`oncelog load` reports correct figures, survives server restarts, and detects wrong answers."""
 
-import asyncio
 import json
 import re
-import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-from aiohttp import web
 
+from cli.faulty_events_server import committed, faulty_server
 from cli.load_programs import BY_TICKS, UNTIL_STOPPED
 from cli.runner import COMMAND, RUNNER
 from cli.server_process import oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
 from deadlines import wait_until
-from oncelog.cli import load
+from oncelog.cli.load import runner, sender
 
 SMALL = ["--connections", "2", "--in-flight", "3", "--seconds", "0.5"]
 
@@ -57,7 +53,9 @@ def test_figures_of_a_load_match_the_log(tmp_path: Path) -> None:
         assert figures["retried"] == pytest.approx(figures["events"] / 5, abs=2)
         assert (figures["differing"], figures["lost"], figures["errors"], figures["rejected"]) == (0, 0, {}, {})
         latency = figures["latency_ms"]
-        assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
+        assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["p99.9"] <= latency["max"]
+        assert sum(bucket["requests"] for bucket in figures["latency_buckets"]) == figures["events"] / 3
+        assert (figures["rate"], figures["rate_reached"], figures["late"], figures["unsent"]) == (None, None, 0, 0)
         assert figures["events_per_s"] == pytest.approx(figures["events"] / figures["took_s"], rel=0.01)
         output = f"Writing real events to {served.url}, into the partitions load/0 to load/1.\n"
         assert done.stderr.startswith(output)
@@ -74,7 +72,9 @@ def test_load_prints_a_summary(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert re.fullmatch(
         r"\d+ events in \d\.\d s: \d+ events/s\n"
-        r"latency: p50 [\d.]+ ms, p90 [\d.]+ ms, p99 [\d.]+ ms, max [\d.]+ ms\n"
+        r"latency: p50 [\d.]+ ms, p90 [\d.]+ ms, p99 [\d.]+ ms, p99.9 [\d.]+ ms, max [\d.]+ ms\n"
+        r"  up to +requests\n"
+        r"(  [\d.]+ ms +[\d,]+  #*\n)+"
         r"retries: 0 sent a second time, 0 with a different committed_id\n"
         r"lost: 0\n"
         r"errors: none\n",
@@ -129,76 +129,13 @@ def test_load_counts_forbidden_events_as_rejected(tmp_path: Path) -> None:
 
 # --- servers with wrong answers -----------------------------------------------------------------------
 
-Answer = Callable[[list[str], int], Any]
-
-
-@contextmanager
-def faulty_server(results: Answer) -> Iterator[str]:
-    """Run a server in this process. Its answers are the return values of a function."""
-    requests = 0
-
-    async def events(request: web.Request) -> web.StreamResponse:
-        nonlocal requests
-        socket = web.WebSocketResponse()
-        await socket.prepare(request)
-        async for frame in socket:
-            message = json.loads(frame.data)
-            if message["type"] == "connect":
-                payload = {"client_id": "x", "server_last_committed_id": 0, "epoch": "e"}
-                await socket.send_json({"type": "connected", "payload": payload})
-                continue
-            requests += 1
-            answer = results([one["id"] for one in message["payload"]["events"]], requests)
-            if answer is not None:
-                kind = "error" if "code" in answer else "submit_events_result"
-                await socket.send_json({"type": kind, "msg_id": message["msg_id"], "payload": answer})
-        return socket
-
-    application = web.Application()
-    application.router.add_get("/v1/events", events)
-    with run_in_thread(application) as port:
-        yield f"http://127.0.0.1:{port}"
-
-
-@contextmanager
-def run_in_thread(application: web.Application) -> Iterator[int]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-
-    def do(waited_for: Awaitable[Any]) -> None:
-        async def wait() -> None:
-            await waited_for
-
-        asyncio.run_coroutine_threadsafe(wait(), loop).result(300)
-
-    try:
-        do(runner.setup())
-        do(web.TCPSite(runner, "127.0.0.1", 0).start())
-        yield runner.addresses[0][1]
-        do(runner.cleanup())
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
-def committed(ids: list[str], *numbers: int) -> dict[str, Any]:
-    return {
-        "results": [
-            {"id": id_text, "status": "committed", "committed_id": number}
-            for id_text, number in zip(ids, numbers, strict=True)
-        ]
-    }
-
 
 def figures_of(url: str, *options: str, clock: Callable[[], float] | None = None) -> tuple[int, dict[str, Any]]:
     """Run a load in this process. By default its clock advances by 1 ms per reading."""
     ticks = count()
     one = ["--connections", "1", "--in-flight", "1", "--seconds", "0.1", "--json"]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(load, "time", SimpleNamespace(perf_counter=clock or (lambda: next(ticks) / 1000)))
+        patched.setattr(runner, "perf_counter", clock or (lambda: next(ticks) / 1000))
         done = RUNNER.invoke(COMMAND, ["load", "--url", url, *one, *options])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.stderr
     return done.exit_code, json.loads(done.stdout)
@@ -229,15 +166,15 @@ def test_load_detects_results_of_other_events() -> None:
 
 def test_load_counts_unanswered_events_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The load's time is over after the first request, whether or not the server has received it."""
-    monkeypatch.setattr(load, "GRACE_S", 0.2)
+    monkeypatch.setattr(runner, "GRACE_S", 0.2)
     requests = list[bytes]()
-    ask = load._Worker._request
+    ask = sender.Sender._request
 
-    async def count_request(worker: load._Worker, payload: bytes) -> Any:
+    async def count_request(worker: sender.Sender, payload: bytes) -> Any:
         requests.append(payload)
         return await ask(worker, payload)
 
-    monkeypatch.setattr(load._Worker, "_request", count_request)
+    monkeypatch.setattr(sender.Sender, "_request", count_request)
     with faulty_server(lambda *_: None) as url:
         status, figures = figures_of(url, "--batch", "4", clock=lambda: 0.2 if requests else 0.0)
     assert (status, figures["events"], figures["lost"]) == (1, 0, 4)
@@ -257,7 +194,7 @@ def test_load_counts_busy_answers_without_failing() -> None:
 
 
 def test_load_counts_a_refusal_too_late_for_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "GRACE_S", 60)
+    monkeypatch.setattr(runner, "GRACE_S", 60)
     requests = list[int]()
 
     def refuse(_ids: list[str], request: int) -> dict[str, Any]:

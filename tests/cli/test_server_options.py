@@ -97,7 +97,7 @@ def test_load_test_uses_the_named_or_the_default_server(file: Path, monkeypatch:
         (["--url", "http://127.0.0.1:2"], "http://127.0.0.1:2"),
         ([], "http://127.0.0.1:7171"),
     ]:
-        monkeypatch.setattr("oncelog.cli.load.asyncio.run", _refuse_to_run)
+        monkeypatch.setattr("oncelog.cli.load.command.asyncio.run", _refuse_to_run)
         assert f"Writing real events to {url}, " in run("load", *options).stderr
 
 

@@ -17,7 +17,6 @@ from oncelog.cli import (
     deltas,
     init,
     key,
-    load,
     move,
     profile_list,
     proof,
@@ -29,6 +28,7 @@ from oncelog.cli import (
     verify,
 )
 from oncelog.cli.doctor import command as doctor_command
+from oncelog.cli.load import command as load_command
 from oncelog.cli.terminal import EPILOG, EXIT_INTERRUPTED, CommandGroup
 
 app = CommandGroup(
@@ -64,7 +64,7 @@ for command in (
     doctor_command.doctor,
     submit.submit,
     tail.tail,
-    load.load,
+    load_command.load,
     verify.verify,
     audit.audit,
     verify.head,
