@@ -1,7 +1,6 @@
 """The Ledger API: writes of one entity over HTTP and gRPC, and a retry that is answered from memory."""
 
 import asyncio
-import itertools
 import os
 import sys
 import time
@@ -10,25 +9,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
-import grpc
-import grpc.aio
 import uvloop
 
 from bench.disk import directory
+from bench.grpc_load import grpc_load, stream_load
 from bench.http_caller import keep_calling
 from bench.http_load import ORGANIZATIONS, answer_of, writers
 from bench.measure import Effort
 from bench.processes import process
 from bench.report import Finding, Report, findings_table
-from bench.server import COMMAND, UNLIMITED, Serving, serving
+from bench.server import ADDRESS, COMMAND, UNLIMITED, Serving, serving
 from bench.server_report import Series, table
-from bench.turns import SliceOf, in_turn, print_progress
-from bench.wire import Slice, Watch
+from bench.turns import in_turn, print_progress
+from bench.wire import Slice
 from oncelog.core.operations import SetEntity
 from oncelog.core.values import key_identity
-from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.server.app import Server
 from oncelog.server.auth.authenticator import DEVELOPER
 from oncelog.server.ledger.values import Write, WriteSuccess
@@ -36,12 +33,17 @@ from oncelog.server.settings import ServerSettings
 
 FEW: Final = 32
 MANY: Final = 256
+MOST: Final = 1000
+STREAM: Final = f"one stream, {MANY} writers"
+HTTP: Final = f"HTTP, {MANY} writers"
 REPORTED: Final = {FEW: 1350, MANY: 9677}
 """Writes per second, by number of writers, that the design document reports for its own system."""
 ECHO_RATIO: Final = 0.6
+STREAM_RATIO: Final = 2
 HIT_US: Final = 20
 LOOK_UP_US: Final = 1
 GRPC_ADDRESS: Final = r"grpc=(127\.0\.0\.1):([0-9]+)"
+BOTH_ADDRESSES: Final = ADDRESS + r".*" + GRPC_ADDRESS
 RETRIES: Final = 2000
 
 HOW_TO_READ: Final = """\
@@ -52,8 +54,10 @@ to the disk. The contenders run one after the other in every round, each for a s
 round and `median` the median round.
 
 The targets over HTTP are the figures that the design document reports for its own system and machine. They depend on
-the machine, so they are only shown. Over gRPC the other contender is a server that answers the same calls with the same
-number of bytes and does nothing else. The calls come from {many} callers on one channel.
+the machine, so they are only shown. One stream carries the writes of all writers; the writers whose answers arrive
+together send their next writes in one message. It is compared with HTTP on the same server. Over gRPC calls the other
+contender is a server that answers the same calls with the same number of bytes and does nothing else. The calls come
+from {many} callers on one channel.
 
 From memory: a retry of one of {retries} known transactions inside the process of the server, from the decoded request
 to the answer before encoding; and the look-up of that retry alone. Both are medians of {retries}."""
@@ -71,13 +75,16 @@ QUICK_SIZES: Final = Sizes(rounds=1, slice_s=0.3)
 
 
 def run(effort: Effort) -> Report:
-    """Run all three parts."""
+    """Run all parts."""
     sizes = QUICK_SIZES if effort.is_quick else Sizes()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         http = runner.run(_http(sizes))
+        streams = runner.run(_stream(sizes))
         calls = runner.run(_grpc(sizes))
         hit_us, look_up_us = runner.run(_from_memory())
     ratio, _ = calls["Oncelog"].ratios(calls["an empty echo"])
+    over_http = streams[HTTP]
+    stream_ratio, _ = streams[STREAM].ratios(over_http)
     findings = [
         *(
             Finding(
@@ -89,6 +96,13 @@ def run(effort: Effort) -> Report:
             )
             for count, reported in REPORTED.items()
         ),
+        Finding(
+            f"one gRPC stream / HTTP, {MANY} writers",
+            stream_ratio,
+            "×",
+            f"≥ {STREAM_RATIO}×",
+            stream_ratio >= STREAM_RATIO,
+        ),
         Finding("over gRPC / an empty echo", ratio, "×", f"≥ {ECHO_RATIO}×", ratio >= ECHO_RATIO, fails_run=True),
         Finding("a retry from memory", hit_us, " µs", f"< {HIT_US} µs", hit_us < HIT_US),
         Finding("the look-up of that retry", look_up_us, " µs", f"< {LOOK_UP_US} µs", look_up_us < LOOK_UP_US),
@@ -97,6 +111,7 @@ def run(effort: Effort) -> Report:
     is_met = not judged or all(one.is_met for one in findings if one.fails_run)
     tables = (
         table("writes over HTTP", http, compared=False),
+        table("writes over one gRPC stream", streams),
         table(f"writes over gRPC, {MANY} callers", calls),
         findings_table(findings, judged=judged),
     )
@@ -136,54 +151,38 @@ def _server(place: Path) -> Iterator[Serving]:
 
 
 @contextmanager
+def _both_servers(place: Path) -> Iterator[tuple[Serving, Serving]]:
+    """Run one server, and yield its HTTP address and its gRPC address."""
+    with process([*COMMAND, str(place / "both.db"), *UNLIMITED], place / "both.log", BOTH_ADDRESSES) as (pid, said):
+        yield Serving(said[1], int(said[2]), pid), Serving(said[3], int(said[4]), pid)
+
+
+@contextmanager
 def _echo(place: Path) -> Iterator[Serving]:
     with process([sys.executable, "-m", "bench.grpc_echo"], place / "echo.log", GRPC_ADDRESS) as (pid, said):
         yield Serving(said[1], int(said[2]), pid)
 
 
+async def _stream(sizes: Sizes) -> dict[str, Series]:
+    """Compare one stream with HTTP. The same server serves both."""
+    with directory() as place, _both_servers(place) as (http, grpc_server):
+        async with writers(http.host, http.port, MANY, MANY) as many:
+
+            async def over_http(seconds: float) -> Slice:
+                return await keep_calling(many, http.pid, seconds)
+
+            loads = {
+                STREAM: stream_load(grpc_server, MANY),
+                f"one stream, {MOST} writers": stream_load(grpc_server, MOST, first=2 * MANY),
+                HTTP: over_http,
+            }
+            return await in_turn(loads, sizes.rounds, sizes.slice_s)
+
+
 async def _grpc(sizes: Sizes) -> dict[str, Series]:
     with directory() as place, _server(place) as ours, _echo(place) as echo:
-        loads = {"Oncelog": grpc_load(ours), "an empty echo": grpc_load(echo)}
+        loads = {"Oncelog": grpc_load(ours, MANY), "an empty echo": grpc_load(echo, MANY)}
         return await in_turn(loads, sizes.rounds, sizes.slice_s)
-
-
-def grpc_load(server: Serving) -> SliceOf:
-    """Return a load of callers on one channel. Each caller numbers its transactions."""
-    sequences: list[Iterator[int]] = [itertools.count(1) for _ in range(MANY)]
-
-    async def load(seconds: float) -> Slice:
-        async with grpc.aio.insecure_channel(f"{server.host}:{server.port}") as channel:
-            call: Any = channel.unary_unary("/oncelog.ledger.v1.Ledger/Write")
-            await channel.channel_ready()
-            waited: list[float] = []
-            watch = Watch(server.pid)
-            until = watch.began + seconds
-
-            async def caller(number: int) -> None:
-                now = time.perf_counter()
-                while now < until:
-                    began = now
-                    answer = await call(_request(number, next(sequences[number])))
-                    now = time.perf_counter()
-                    waited.append(now - began)
-                    if answer[:1] != b"\x0a":  # the field `success`
-                        raise RuntimeError(str(pb.WriteResponse.FromString(answer)))
-
-            await asyncio.gather(*(caller(number) for number in range(MANY)))
-            return watch.slice(len(waited), waited)
-
-    return load
-
-
-def _request(number: int, sequence: int) -> bytes:
-    setting = pb.SetEntity(key=f"entity/{number}/{sequence % 10}", value=b"v" * 100)
-    return pb.WriteRequest(
-        organization=f"org-{number % ORGANIZATIONS}",
-        client_id=f"writer-{number}",
-        sequence=sequence,
-        idempotency_key=os.urandom(16),
-        operations=[pb.Operation(set_entity=setting)],
-    ).SerializeToString()
 
 
 # --- from memory ---------------------------------------------------------------------------------------

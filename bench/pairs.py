@@ -20,9 +20,10 @@ import uvloop
 
 import oncelog
 from bench.disk import directory
+from bench.grpc_load import grpc_load
 from bench.http_caller import keep_calling
 from bench.http_load import writers
-from bench.ledger import GRPC_ADDRESS, MANY, grpc_load
+from bench.ledger import GRPC_ADDRESS, MANY
 from bench.pairs_embedded import LOADS
 from bench.processes import process
 from bench.report import Report, Table, plain
@@ -157,7 +158,7 @@ async def _server_loads(stack: AsyncExitStack, tree: Path, size: Size) -> dict[s
 async def _ledger_loads(stack: AsyncExitStack, tree: Path, size: Size) -> dict[str, Sample]:
     server = stack.enter_context(_serving(tree, ADDRESS))
     callers = await stack.enter_async_context(writers(server.host, server.port, MANY, 0))
-    grpc = grpc_load(stack.enter_context(_serving(tree, GRPC_ADDRESS)))
+    grpc = grpc_load(stack.enter_context(_serving(tree, GRPC_ADDRESS)), MANY)
     return {
         f"ledger over HTTP, {MANY} writers": lambda: _sample(keep_calling(callers, server.pid, size.slice_s)),
         f"ledger over gRPC, {MANY} callers": lambda: _sample(grpc(size.slice_s)),

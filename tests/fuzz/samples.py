@@ -117,6 +117,8 @@ def _bodies() -> Iterator[tuple[str, str, bytes]]:
     many = pb.BatchWriteRequest(organization="acme", client_id="billing", sequence=2)
     many.writes.add(organization="acme").operations.append(operation)
     yield "grpc", "batch", many.SerializeToString()
+    streamed = pb.StreamedWrite(write=write, traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    yield "grpc", "stream", pb.StreamWritesRequest(writes=[streamed] * 2).SerializeToString()
 
 
 def _others() -> Iterator[tuple[str, str, bytes]]:

@@ -157,6 +157,9 @@ def _canonical(data: bytes) -> None:
 def _grpc(data: bytes) -> None:
     with suppress(DecodeError, ApiError):
         grpc_codec.decode_batch(pb.BatchWriteRequest.FromString(data))
+    with suppress(ApiError):
+        for streamed in grpc_codec.parse_message(pb.StreamWritesRequest, data).writes:
+            grpc_codec.decode_write(streamed.write)
     grpc_codec.decode_write(pb.WriteRequest.FromString(data))
 
 

@@ -34,13 +34,27 @@ class LedgerStub:
         return "".join(f"# service {name}\n" for name in self.services) + text_format.MessageToString(proto)
 
     def call(self, name: str, message: Any, metadata: Sequence[tuple[str, str]], count: int) -> tuple[str, list[str]]:
-        """Call a method; return the request as text, and lines with answers, status and trailing metadata."""
+        """Call a method; return the request as text, and lines with answers, status and trailing metadata.
+
+        A stream of requests has one message. The messages that answer it are shown as one, because how the server
+        divides the answers depends on the machine.
+        """
         method = self._service.methods_by_name[name]
         request = json_format.ParseDict(message, GetMessageClass(method.input_type)())
         answer_type = GetMessageClass(method.output_type)
         path = f"/{SERVICE}/{name}"
         kinds = (_serialize, answer_type.FromString)
         lines = []
+        if method.client_streaming:
+            stream = self._channel.stream_stream(path, *kinds)(iter([request]), metadata=metadata, timeout=WAIT_S)
+            answers = answer_type()
+            try:
+                for answer in stream:
+                    answers.MergeFrom(answer)
+                return _format_line(request), [*_format_lines(answers), *_format_status(stream)]
+            except grpc.RpcError as error:
+                lines = _format_lines(answers) if answers.ByteSize() else []
+                return _format_line(request), [*lines, *_format_status(error)]
         if method.server_streaming:
             call = self._channel.unary_stream(path, *kinds)(request, metadata=metadata, timeout=WAIT_S)
             try:

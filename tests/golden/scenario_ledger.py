@@ -198,4 +198,9 @@ GRPC: Final[tuple[Step, ...]] = (
     Rpc("WatchBlocks", {**SCOPE, "afterHeight": 900}),
     Rpc("WatchBlocks", {**SCOPE, "epoch": "0000000000000000"}),
     Rpc("GetEntity", {**SCOPE, "key": "a"}, by="not a good token"),
+    Note("a stream of writes"),
+    Rpc(
+        "StreamWrites", {"writes": [{"write": one} for one in (call(4, put("b")), CALLED, call(9, put("b")), call(0))]}
+    ),
+    Rpc("StreamWrites", {"writes": []}),
 )

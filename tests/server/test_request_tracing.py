@@ -19,6 +19,7 @@ from oncelog.server.settings import TracingSettings
 from server.chat.chat_servers import ChatServer
 from server.ledger.ledger_servers import LedgerServer
 from server.ledger.ledger_transports import GRPC, put
+from server.ledger.write_streams import open_stream, write_of
 from server.running_server import Serving, item, serving
 from server.test_write_refusals import write_functions_of
 from traces import (
@@ -136,6 +137,7 @@ async def test_every_api_has_request_spans_without_a_traceparent(tmp_path: Path,
         "POST /v1/events",
         "chat write",
         "POST /v1/chats/{chat_id}/messages",
+        "oncelog.ledger.v1.Ledger/StreamWrites",
         "oncelog.ledger.v1.Ledger/Write",
         "POST /v1/ledger/write",
     } <= names
@@ -206,6 +208,25 @@ async def test_held_grpc_writes_keep_their_own_traces(
     assert parent_id(commit) == span_id(request)
     assert request.attributes is not None
     assert request.attributes["rpc.grpc.status_code"] == 0
+
+
+async def test_each_write_of_a_stream_continues_its_own_trace(tmp_path: Path, traces: Traces) -> None:
+    own = f"00-{'a' * 32}-{'b' * 16}-01"
+    async with tracing_server(tmp_path) as served:
+        ledger = LedgerServer(served, GRPC)
+        try:
+            stream = open_stream(ledger, metadata=[("traceparent", TRACEPARENT)])
+            await stream.request(write_of(1))
+            await stream.request(write_of(2, traceparent=own), write_of(0, traceparent=own))
+            await stream.request(write_of(3, traceparent="nonsense"))
+        finally:
+            await ledger.close()
+    first, refused, second, third = traces.named("oncelog.ledger.v1.Ledger/StreamWrites")
+    commits = traces.named("oncelog.commit")
+    assert [parent_id(commit) for commit in commits] == [span_id(first), span_id(second), span_id(third)]
+    assert [trace_id(span) for span in (first, second, refused)] == [TRACE_ID, "a" * 32, "a" * 32]
+    assert trace_id(third) not in (TRACE_ID, "a" * 32)
+    assert [span.attributes["rpc.grpc.status_code"] for span in (first, refused) if span.attributes] == [0, 3]
 
 
 async def test_chat_message_carries_the_trace_to_its_readers(tmp_path: Path, traces: Traces) -> None:

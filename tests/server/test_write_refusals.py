@@ -31,6 +31,7 @@ from server.chat.chat_servers import ChatServer, message_uuid
 from server.deltas.delta_servers import Gateway, change, refusal
 from server.ledger.ledger_servers import LedgerServer
 from server.ledger.ledger_transports import GRPC, HTTP, CallError, code, expect_success, put
+from server.ledger.write_streams import open_stream, write_of
 from server.running_server import Serving, item, serving
 
 Refusal = tuple[str, dict[str, Any]]
@@ -38,7 +39,16 @@ Refusal = tuple[str, dict[str, Any]]
 Write = Callable[[int], Awaitable[Refusal | None]]
 """Sends the write with this number, and returns the error or None. Equal numbers send equal writes."""
 
-WAYS: Final = ("events ws", "events http", "ledger grpc", "ledger http", "deltas", "chat ws", "chat http")
+WAYS: Final = (
+    "events ws",
+    "events http",
+    "ledger grpc",
+    "ledger stream",
+    "ledger http",
+    "deltas",
+    "chat ws",
+    "chat http",
+)
 MIB: Final = 2**20
 
 
@@ -47,6 +57,7 @@ async def write_functions_of(served: Serving) -> AsyncIterator[dict[str, Write]]
     """Return a write function for each of the server's APIs."""
     socket = await served.connected()
     ledger = LedgerServer(served, GRPC)
+    stream = open_stream(ledger)
     chats = ChatServer(served)
     await chats.create("acme", "ann")
     device = await chats.connect("ann")
@@ -73,6 +84,15 @@ async def write_functions_of(served: Serving) -> AsyncIterator[dict[str, Write]]
 
         return write
 
+    async def by_stream(number: int) -> Refusal | None:
+        write = write_of(1, put("k", b"v"), organization="acme", vault="stream", client_id=f"client-{number}")
+        (answer,) = await stream.request({**write, "idempotency_key": number.to_bytes(16, "big")})
+        if isinstance(answer, CallError):
+            return answer.code, dict(answer.details)
+        if code(answer) != "ALREADY_COMMITTED":
+            expect_success(answer)
+        return None
+
     async def by_delta(number: int) -> Refusal | None:
         answer = await gateway.push(change(number, a=number))
         if answer.status == 200:
@@ -95,6 +115,7 @@ async def write_functions_of(served: Serving) -> AsyncIterator[dict[str, Write]]
             "events ws": by_socket,
             "events http": by_http,
             "ledger grpc": by_ledger(GRPC),
+            "ledger stream": by_stream,
             "ledger http": by_ledger(HTTP),
             "deltas": by_delta,
             "chat ws": by_device,
@@ -186,7 +207,7 @@ async def test_every_api_reports_tenant_limit_and_usage_for_an_exceeded_quota(tm
         for number, write in enumerate(write_functions.values(), 1):
             assert await write(number) is None
         has = {tenant.prefix: usage for tenant, usage in await log.usage()}
-        assert {prefix: usage.records for prefix, usage in has.items()} == dict(zip(TENANTS, (2, 2, 1, 4), strict=True))
+        assert {prefix: usage.records for prefix, usage in has.items()} == dict(zip(TENANTS, (2, 3, 1, 4), strict=True))
         if limit == "new_writes_per_second_max":
             await log.set_tenants([Tenant(prefix, new_writes_per_second_max=1) for prefix in TENANTS])
             for way in ("events http", "ledger http", "deltas", "chat http"):

@@ -102,6 +102,10 @@ class AuthGate:
     def _admit(self, principal: Principal, caller: Caller) -> None:
         """Count a connection and a request for the principal. Raises ApiError if it sends too many requests."""
         caller.set_principal(principal)
+        self.count_request(principal)
+
+    def count_request(self, principal: Principal) -> None:
+        """Count a request, or a message of an open stream. Raises ApiError if the actor sends too many."""
         actor, requests = principal.actor, self._request_rates
         if not requests.allows(actor):
             retry_after_ms = requests.retry_after_ms(actor)

@@ -114,7 +114,8 @@ class ApiLimits(Struct, frozen=True, kw_only=True):
     frame_bytes_max: int = 4 * _MIB
     """Size of one WebSocket frame or one HTTP request body. The npm package `insieme` needs 65,559."""
     request_events_max: int = 1000
-    """Events per request. Never more than `request_items_max`, and at most 10,000."""
+    """Events per request, and writes per message of a gRPC stream. Never more than `request_items_max`, and at most
+    10,000."""
     events_in_flight_max: int = 10_000
     """Unanswered events or messages of one connection. Further ones are answered as busy. A single request is always
     accepted."""
@@ -150,8 +151,8 @@ class ApiLimits(Struct, frozen=True, kw_only=True):
     """New events of one actor across all processes of the log, not counting retries. After a pause the actor may send
     this many at once. At most 1,000,000. 0 switches the limit off."""
     requests_per_second_max: int = 2000
-    """HTTP requests, gRPC calls and WebSocket connections of one actor at this server. 0 switches the limit off. After
-    a pause an actor can make five times as many at once (`REQUESTS_BURST_SECONDS`).
+    """HTTP requests, gRPC calls, messages of gRPC streams and WebSocket connections of one actor at this server. 0
+    switches the limit off. After a pause an actor can make five times as many at once (`REQUESTS_BURST_SECONDS`).
     """
     frames_per_second_max: int = 5000
     """Frames that one connection may send. 0 switches the limit off."""

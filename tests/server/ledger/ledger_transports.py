@@ -161,7 +161,7 @@ class GrpcWire:
             answer = await method(request, metadata=self.metadata, timeout=WAIT_S)
         except grpc.aio.AioRpcError as error:
             raise rpc_error(error) from None
-        return _normalize(members_of(answer))
+        return normalize(members_of(answer))
 
     async def raw(self, name: str, data: bytes) -> bytes:
         """Send bytes that may not be a valid message."""
@@ -192,7 +192,7 @@ class GrpcBlockStream:
             raise rpc_error(error) from None
         if block is grpc.aio.EOF:
             return None
-        return _normalize(members_of(block))
+        return normalize(members_of(block))
 
     async def close(self) -> None:
         self._call.cancel()
@@ -324,7 +324,7 @@ class HttpBlockStream:
             return None
         if message.kind == "error":
             raise _error(_CODES[message.json["code"]], message.json)
-        block = _normalize(_decode_bytes(message.json))
+        block = normalize(_decode_bytes(message.json))
         assert message.id == str(block["header"]["height"])
         return block
 
@@ -338,15 +338,15 @@ async def _answer(response: aiohttp.ClientResponse) -> Json:
     assert response.content_type == ("application/json" if is_ok else "application/problem+json"), body
     given = json.loads(body)
     if is_ok and given.pop("already_committed", False):
-        return _normalize(
+        return normalize(
             _decode_bytes({"error": {"code": "ALREADY_COMMITTED", "number": 5, "message": "as a receipt", **given}})
         )
     if is_ok:
-        return _normalize(_decode_bytes(given))
+        return normalize(_decode_bytes(given))
     assert given["status"] == response.status
     if "number" in given:  # gRPC returns refused writes as data, not as an error
         assert {"code": given["code"], "message": given["detail"]}.items() <= given["error"].items()
-        return _normalize(_decode_bytes({"error": given["error"]}))
+        return normalize(_decode_bytes({"error": given["error"]}))
     error = _error(STATUS_OF[response.status], given["error"])
     error.http_status = response.status
     error.retry_after_s = response.headers.get("Retry-After", "")
@@ -391,7 +391,7 @@ def _decode_bytes(value: Any, name: str = "") -> Any:
     return value
 
 
-def _normalize(answer: Json) -> Json:
+def normalize(answer: Json) -> Json:
     """Convert equivalent answers over HTTP and gRPC to the same form."""
     if "success" in answer:
         return dict(answer["success"])

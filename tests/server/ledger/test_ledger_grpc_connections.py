@@ -30,7 +30,7 @@ from server.ledger.ledger_servers import LedgerServer, run_server
 from server.ledger.ledger_transports import GRPC, HTTP, code, expect_refusal, put, read_blocks
 from server.ledger.write_answers import Unchanged, read_to_end
 
-WRITE: Final = f"/{grpc_service.SERVICE}/Write"
+WRITE: Final = f"/{grpc_codec.SERVICE}/Write"
 GOOD: Final = token(grants={"read": ["*"], "write": ["*"]})
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS: Final = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -73,9 +73,9 @@ async def test_call_without_a_credential_is_refused_before_its_message(tmp_path:
     async with run_authenticated_server(tmp_path) as server:
         channel = server.wire().channel
         names = [method.name for method in pb.DESCRIPTOR.services_by_name["Ledger"].methods]
-        assert len(names) == 11
+        assert len(names) == 12
         for name in names:
-            silent = channel.stream_stream(f"/{grpc_service.SERVICE}/{name}")()
+            silent = channel.stream_stream(f"/{grpc_codec.SERVICE}/{name}")()
             assert await soon(asyncio.ensure_future(silent.code())) is grpc.StatusCode.UNAUTHENTICATED, name
 
 
@@ -98,7 +98,7 @@ async def test_call_without_a_message_times_out(tmp_path: Path, monkeypatch: pyt
     async with run_authenticated_server(tmp_path) as server:
         way = server.wire(credential=GOOD)
         for name in ("Write", "WatchBlocks"):
-            silent = way.channel.stream_stream(f"/{grpc_service.SERVICE}/{name}")(metadata=way.metadata)
+            silent = way.channel.stream_stream(f"/{grpc_codec.SERVICE}/{name}")(metadata=way.metadata)
             assert await soon(asyncio.ensure_future(silent.code())) is grpc.StatusCode.INVALID_ARGUMENT
             assert "within" in str(await silent.details())
 

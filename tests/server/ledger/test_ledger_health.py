@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 
 from deadlines import soon, until
 from oncelog.server.ledger import health_service
-from oncelog.server.ledger.grpc_service import SERVICE
+from oncelog.server.ledger.grpc_codec import SERVICE
 from server.auth.auth_material import token
 from server.ledger.ledger_servers import LedgerServer, run_server
 from server.ledger.ledger_transports import GRPC, code, put

@@ -207,6 +207,7 @@ async def test_reflection_describes_the_service(tmp_path: Path, wire: str) -> No
         assert {method.name for method in service.method} == {
             "Write",
             "BatchWrite",
+            "StreamWrites",
             "GetClientState",
             "GetEntity",
             "ListEntities",

@@ -122,6 +122,53 @@ class Relationship(_message.Message):
     subject: str
     def __init__(self, resource: _Optional[str] = ..., relation: _Optional[str] = ..., subject: _Optional[str] = ...) -> None: ...
 
+class StreamWritesRequest(_message.Message):
+    __slots__ = ("writes",)
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    writes: _containers.RepeatedCompositeFieldContainer[StreamedWrite]
+    def __init__(self, writes: _Optional[_Iterable[_Union[StreamedWrite, _Mapping]]] = ...) -> None: ...
+
+class StreamedWrite(_message.Message):
+    __slots__ = ("write", "traceparent")
+    WRITE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    write: WriteRequest
+    traceparent: str
+    def __init__(self, write: _Optional[_Union[WriteRequest, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class StreamWritesResponse(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[StreamedAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[StreamedAnswer, _Mapping]]] = ...) -> None: ...
+
+class StreamedAnswer(_message.Message):
+    __slots__ = ("response", "error")
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    response: WriteResponse
+    error: CallError
+    def __init__(self, response: _Optional[_Union[WriteResponse, _Mapping]] = ..., error: _Optional[_Union[CallError, _Mapping]] = ...) -> None: ...
+
+class CallError(_message.Message):
+    __slots__ = ("code", "message", "reason", "details")
+    class DetailsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    reason: str
+    details: _containers.ScalarMap[str, str]
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ..., details: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
 class WriteResponse(_message.Message):
     __slots__ = ("success", "error")
     SUCCESS_FIELD_NUMBER: _ClassVar[int]

@@ -44,6 +44,11 @@ class LedgerStub:
                 request_serializer=oncelog_dot_ledger_dot_v1_dot_ledger__pb2.BatchWriteRequest.SerializeToString,
                 response_deserializer=oncelog_dot_ledger_dot_v1_dot_ledger__pb2.WriteResponse.FromString,
                 _registered_method=True)
+        self.StreamWrites = channel.stream_stream(
+                '/oncelog.ledger.v1.Ledger/StreamWrites',
+                request_serializer=oncelog_dot_ledger_dot_v1_dot_ledger__pb2.StreamWritesRequest.SerializeToString,
+                response_deserializer=oncelog_dot_ledger_dot_v1_dot_ledger__pb2.StreamWritesResponse.FromString,
+                _registered_method=True)
         self.GetClientState = channel.unary_unary(
                 '/oncelog.ledger.v1.Ledger/GetClientState',
                 request_serializer=oncelog_dot_ledger_dot_v1_dot_ledger__pb2.GetClientStateRequest.SerializeToString,
@@ -103,6 +108,14 @@ class LedgerServicer:
 
     def BatchWrite(self, request, context):
         """Commits several writes of one scope as one transaction with one sequence: all of them or none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamWrites(self, request_iterator, context):
+        """Commits many writes over one call. The answers arrive in the order of the writes. A write that fails does not end
+        the stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,6 +193,11 @@ def add_LedgerServicer_to_server(servicer, server):
                     servicer.BatchWrite,
                     request_deserializer=oncelog_dot_ledger_dot_v1_dot_ledger__pb2.BatchWriteRequest.FromString,
                     response_serializer=oncelog_dot_ledger_dot_v1_dot_ledger__pb2.WriteResponse.SerializeToString,
+            ),
+            'StreamWrites': grpc.stream_stream_rpc_method_handler(
+                    servicer.StreamWrites,
+                    request_deserializer=oncelog_dot_ledger_dot_v1_dot_ledger__pb2.StreamWritesRequest.FromString,
+                    response_serializer=oncelog_dot_ledger_dot_v1_dot_ledger__pb2.StreamWritesResponse.SerializeToString,
             ),
             'GetClientState': grpc.unary_unary_rpc_method_handler(
                     servicer.GetClientState,
@@ -281,6 +299,33 @@ class Ledger:
             '/oncelog.ledger.v1.Ledger/BatchWrite',
             oncelog_dot_ledger_dot_v1_dot_ledger__pb2.BatchWriteRequest.SerializeToString,
             oncelog_dot_ledger_dot_v1_dot_ledger__pb2.WriteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamWrites(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/oncelog.ledger.v1.Ledger/StreamWrites',
+            oncelog_dot_ledger_dot_v1_dot_ledger__pb2.StreamWritesRequest.SerializeToString,
+            oncelog_dot_ledger_dot_v1_dot_ledger__pb2.StreamWritesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,10 @@ class LedgerStub:
     """Commits a transaction once, even if the client sends it several times."""
     BatchWrite: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.BatchWriteRequest, _ledger_pb2.WriteResponse]
     """Commits several writes of one scope as one transaction with one sequence: all of them or none."""
+    StreamWrites: _grpc.StreamStreamMultiCallable[_ledger_pb2.StreamWritesRequest, _ledger_pb2.StreamWritesResponse]
+    """Commits many writes over one call. The answers arrive in the order of the writes. A write that fails does not end
+    the stream.
+    """
     GetClientState: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetClientStateRequest, _ledger_pb2.GetClientStateResponse]
     """Returns the state of a client in a scope."""
     GetEntity: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetEntityRequest, _ledger_pb2.GetEntityResponse]
@@ -63,6 +67,10 @@ class LedgerAsyncStub(LedgerStub):
     """Commits a transaction once, even if the client sends it several times."""
     BatchWrite: _aio.UnaryUnaryMultiCallable[_ledger_pb2.BatchWriteRequest, _ledger_pb2.WriteResponse]  # type: ignore[assignment]
     """Commits several writes of one scope as one transaction with one sequence: all of them or none."""
+    StreamWrites: _aio.StreamStreamMultiCallable[_ledger_pb2.StreamWritesRequest, _ledger_pb2.StreamWritesResponse]  # type: ignore[assignment]
+    """Commits many writes over one call. The answers arrive in the order of the writes. A write that fails does not end
+    the stream.
+    """
     GetClientState: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetClientStateRequest, _ledger_pb2.GetClientStateResponse]  # type: ignore[assignment]
     """Returns the state of a client in a scope."""
     GetEntity: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetEntityRequest, _ledger_pb2.GetEntityResponse]  # type: ignore[assignment]
@@ -95,6 +103,16 @@ class LedgerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.WriteResponse, _abc.Awaitable[_ledger_pb2.WriteResponse]]:
         """Commits several writes of one scope as one transaction with one sequence: all of them or none."""
+
+    @_abc_1.abstractmethod
+    def StreamWrites(
+        self,
+        request_iterator: _MaybeAsyncIterator[_ledger_pb2.StreamWritesRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_ledger_pb2.StreamWritesResponse], _abc.AsyncIterator[_ledger_pb2.StreamWritesResponse]]:
+        """Commits many writes over one call. The answers arrive in the order of the writes. A write that fails does not end
+        the stream.
+        """
 
     @_abc_1.abstractmethod
     def GetClientState(

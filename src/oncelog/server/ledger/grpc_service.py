@@ -10,20 +10,23 @@ from urllib.parse import unquote
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from oncelog import error_codes
-from oncelog.errors import OncelogError, SettingsError
+from oncelog.errors import SettingsError
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.server import logger
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import OpenConnections
 from oncelog.server.connection_limiter import Caller, CountedStream
 from oncelog.server.endpoint import check_single_authorization, parse_bearer
-from oncelog.server.errors import UNREADABLE, ApiError, shutdown_error, to_api_error
+from oncelog.server.errors import ApiError, shutdown_error
 from oncelog.server.ledger import grpc_codec, reads
+from oncelog.server.ledger.grpc_codec import GRPC_STATUS, SERVICE, parse_message, to_call_error, to_error_metadata
+from oncelog.server.ledger.grpc_tracing import end_call_span, get_trace_headers, start_call_span
+from oncelog.server.ledger.grpc_write_stream import GrpcWriteStream
 from oncelog.server.ledger.health_service import Health, Reflection, end_call
 from oncelog.server.ledger.reads import Read
 from oncelog.server.ledger.service import LedgerService
@@ -32,20 +35,6 @@ from oncelog.server.limits import LONG_FRAME_BYTES
 from oncelog.server.live_streams import LiveStream
 from oncelog.server.settings import ServerSettings
 
-SERVICE: Final = "oncelog.ledger.v1.Ledger"
-GRPC_STATUS: Final = {
-    error_codes.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
-    error_codes.AUTH_FAILED: grpc.StatusCode.UNAUTHENTICATED,
-    error_codes.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
-    error_codes.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    error_codes.HISTORY_CHANGED: grpc.StatusCode.FAILED_PRECONDITION,
-    error_codes.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    error_codes.SERVER_BUSY: grpc.StatusCode.UNAVAILABLE,
-    error_codes.READ_ONLY: grpc.StatusCode.UNAVAILABLE,
-    error_codes.QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    error_codes.SERVER_ERROR: grpc.StatusCode.UNAVAILABLE,
-}
-"""gRPC status for each error code."""
 CALLS_MAX: Final = 1000
 """Maximum number of concurrent calls on one connection."""
 IDLE_MS: Final = 60_000
@@ -64,6 +53,8 @@ Context = Any
 """A `grpc.aio.ServicerContext`, whose type annotations are incomplete."""
 CallHandler = Callable[[Any, Principal], Awaitable[Message | bytes]]
 """Answers a call, given its message and principal. If the answer is bytes, it is an already encoded message."""
+StreamHandler = Callable[[Any, Principal], Awaitable[None]]
+"""Serves a stream, given its context and principal. Raises ApiError to end it with an error."""
 Certificate = Callable[[], tuple[bytes, bytes] | None]
 """Returns the current private key and certificate chain as PEM, or None without TLS."""
 AddressLookup = Callable[[str | None, str | None], str]
@@ -71,7 +62,7 @@ AddressLookup = Callable[[str | None, str | None], str]
 
 
 class LedgerGrpcService(OpenConnections[LiveStream]):
-    """The gRPC service, which authenticates every call. `connections` contains the open streams of blocks."""
+    """The gRPC service, which authenticates every call. `connections` contains the open streams."""
 
     def __init__(
         self,
@@ -192,7 +183,11 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
             name: grpc.stream_unary_rpc_method_handler(self._new_handler(kind, answer))
             for name, (kind, answer) in handlers.items()
         }
-        return {**unary, "WatchBlocks": grpc.stream_stream_rpc_method_handler(self._watch_blocks)}
+        return {
+            **unary,
+            "StreamWrites": grpc.stream_stream_rpc_method_handler(self._stream_writes),
+            "WatchBlocks": grpc.stream_stream_rpc_method_handler(self._watch_blocks),
+        }
 
     def _new_handler(self, kind: type[Message], handle: CallHandler) -> Callable[[object, Context], Awaitable[bytes]]:
         """Return the handler of a method. It is a function, because gRPC would inspect a `partial` on every call."""
@@ -202,43 +197,35 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
                 return await call(_, context)
 
         async def call(_: object, context: Context) -> bytes:
-            task = asyncio.current_task()
-            assert task is not None  # noqa: S101 - gRPC runs every call in a task
-            self._call_count += 1
-            self._calls.add(task)
-            task.add_done_callback(self._calls.discard)
+            self._count_call()
             try:
                 answer = await self._serve_call(kind, handle, context)
-            except (ApiError, OncelogError) as error:
-                await self._abort(context, to_api_error(error, UNREADABLE))
-            except Exception:  # not asyncio.CancelledError, which means that the caller is gone
-                logger.exception("a gRPC call failed")
-                await self._abort(context, ApiError(error_codes.SERVER_ERROR, "internal server error"))
+            except Exception as error:  # noqa: BLE001 - not asyncio.CancelledError, which means that the caller is gone
+                await self._abort(context, to_call_error(error))
             self._service.counts.requests["ledger", "grpc", "ok"] += 1
             return answer
 
         return call if self.auth_gate.tracer is None else call_traced
+
+    def _count_call(self) -> None:
+        """Register the current call, which a server that stops waits for."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - gRPC runs every call in a task
+        self._call_count += 1
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
 
     @contextmanager
     def _trace_call(self, kind: type[Message], context: Context) -> Iterator[None]:
         """Trace a call. Calls that fail end with an exception."""
         tracer = self.auth_gate.tracer
         assert tracer is not None  # noqa: S101 - `_new_handler` checks it
-        sent: dict[str, str] = {}
-        for name, value in context.invocation_metadata() or ():
-            if name in tracer.header_names:
-                sent[name] = f"{sent[name]},{value}" if name in sent else str(value)  # two values make an invalid one
-        method = kind.DESCRIPTOR.name.removesuffix("Request")
-        attributes = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
-        span = tracer.start(f"{SERVICE}/{method}", sent, attributes)
+        span = start_call_span(tracer, kind.DESCRIPTOR.name.removesuffix("Request"), get_trace_headers(tracer, context))
         try:
             with span.activate():
                 yield
         finally:
-            status = context.code() or grpc.StatusCode.OK
-            is_fault = status is GRPC_STATUS[error_codes.SERVER_ERROR]
-            error = "" if status is grpc.StatusCode.OK else status.name
-            span.end(error, is_fault=is_fault, rpc__grpc__status_code=status.value[0])
+            end_call_span(span, context.code() or grpc.StatusCode.OK)
 
     async def _serve_call(self, kind: type[Message], handle: CallHandler, context: Context) -> bytes:
         """Serve a call. Not part of `call`, whose frame is kept alive by the error that it sends (see `end_call`)."""
@@ -250,11 +237,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
     async def _abort(self, context: Context, error: ApiError) -> NoReturn:
         """End the call with an error. The trailing metadata contain the details that HTTP has in the body."""
         self._service.counts.requests["ledger", "grpc", error.code] += 1
-        metadata = {"oncelog-code": error.code}
-        for name in ("field", "tenant", "quota", "limit", "usage", "retry_after_ms", "epoch"):
-            if name in error.details:
-                # Metadata values must be ASCII.
-                metadata[name.replace("_", "-")] = str(error.details[name]).encode("ascii", "backslashreplace").decode()
+        metadata = {"oncelog-code": error.code, **to_error_metadata(error)}
         status, message = GRPC_STATUS[error.code], error.message
         del error  # its traceback refers to the frames of the call
         await end_call(context, status, message, tuple(metadata.items()))
@@ -289,12 +272,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
             ) from None
         finally:
             del self._read_deadlines[task]
-        try:
-            if isinstance(data, bytes):  # rather than grpc.aio.EOF
-                return kind.FromString(data)
-        except (DecodeError, RecursionError, UnicodeDecodeError):
-            pass
-        raise ApiError(error_codes.BAD_REQUEST, f"the request must be a message of type {kind.DESCRIPTOR.full_name}")
+        return parse_message(kind, data)
 
     def cancel_overdue(self) -> None:
         """Cancel reads whose deadline has passed, and mark them with None. Called about once a second."""
@@ -326,25 +304,55 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
         scope = read.authorize(request.organization, request.vault, principal)
         return encode(await read.run(self._service, scope, principal, values))
 
-    # --- watching
+    # --- streams
 
     async def _watch_blocks(self, _: object, context: Context) -> None:
         """Follow blocks."""
+        await self._serve_stream(context, self._serve_block_stream)
+
+    async def _stream_writes(self, _: object, context: Context) -> None:
+        """Commit the writes of a stream. A server that stops waits for it, as for a call."""
+        self._count_call()
+        await self._serve_stream(context, self._serve_writes)
+
+    async def _serve_stream(self, context: Context, serve: StreamHandler) -> None:
+        """Authenticate and count a stream, and serve it until it ends."""
         stream: CountedStream | None = None
         try:
             # Streams are counted after authentication, so that anonymous calls do not use up an address's limit.
             principal = self._authenticate(context)
             stream = self._open_stream(self._get_address(context))
             stream.set_principal(principal)
-            request = await self._read_message(pb.WatchBlocksRequest, context)
-            self.auth_gate.check_open()
-            scope = reads.BLOCKS.authorize(request.organization, request.vault, principal)
-            await self._serve_blocks(context, principal, scope, request)
+            await serve(context, principal)
         except ApiError as error:
             await self._abort_stream(context, error)
         finally:
             if stream is not None:
                 stream.close()
+
+    async def _serve_writes(self, context: Context, principal: Principal) -> None:
+        stream = GrpcWriteStream(
+            self._service,
+            self._write_batcher,
+            context,
+            principal,
+            get_trace_headers(self.auth_gate.tracer, context),
+        )
+        self.connections.add(stream)
+        try:
+            error = await stream.serve()
+        except Exception as raised:  # noqa: BLE001 - as in `_new_handler`
+            error = to_call_error(raised)
+        finally:
+            self.connections.discard(stream)
+        if error is not None:
+            await self._abort_stream(context, error)
+
+    async def _serve_block_stream(self, context: Context, principal: Principal) -> None:
+        request = await self._read_message(pb.WatchBlocksRequest, context)
+        self.auth_gate.check_open()
+        scope = reads.BLOCKS.authorize(request.organization, request.vault, principal)
+        await self._serve_blocks(context, principal, scope, request)
 
     async def _serve_blocks(self, context: Context, principal: Principal, scope: str, request: Any) -> None:
         watcher = LiveStream(principal, [scope], self._service.limits.heartbeat_ms)
