@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-START_S: Final = 30
-STOP_S: Final = 20
+START_S: Final = 300
+"""Timeout that guards against hangs. A busy machine takes half a minute to start a server."""
+STOP_S: Final = 60
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 

@@ -67,7 +67,7 @@ WRITES: Final = tuple(
         (1, "c1", {}),
         (1, "c2", {}),
         (1, "ä" * 40, {}),
-        (9, "c1", {}),
+        (9, "c9", {}),  # c9 commits nothing, because the error names the last committed sequence
         (1, "c1", {"sequence": 0}),
         (1, "c2", {"sequence": -1}),
         (1, "c3", {"operations": []}),

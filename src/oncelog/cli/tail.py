@@ -72,7 +72,7 @@ def tail(
 
 
 def _parse_since(text: str) -> int | None:
-    """Parse the option --since. Return None for `now`."""
+    """Parse the --since option. Return None for `now`."""
     if text == NOW:
         return None
     if not text.isascii() or not text.isdecimal() or len(text) > 16 or int(text) >= 2**53:

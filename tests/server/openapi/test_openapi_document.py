@@ -30,8 +30,8 @@ CONFIG: Final[dict[str, Any]] = {
     "seed": 7,
     "generation": {"deterministic": True, "no-shrink": True},
     "checks": {
-        # A cursor ahead of the log and another user's partition are well-formed.
-        "positive_data_acceptance": {"expected-statuses": ["200", "201", "403", "404", "409"]},
+        # A cursor ahead of the log, another user's partition and a condition that is false are well-formed.
+        "positive_data_acceptance": {"expected-statuses": ["200", "201", "403", "404", "409", "412"]},
         "negative_data_rejection": {"expected-statuses": ["400", "401", "413", "415"]},
     },
     "phases": {"stateful": {"enabled": False}},
