@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import msgspec
@@ -26,7 +27,7 @@ from bench.peer_nats import Nats, nats_server
 from bench.peer_postgres import Postgres, postgres_server
 from bench.processes import allow_files, process
 from bench.report import Report
-from bench.server_report import CROWDED, Figures, Series, report_of
+from bench.server_report import CROWDED, Attribution, Figures, Series, report_of
 from bench.turns import SliceOf, in_turn, print_progress
 from bench.wire import EVENTS, PARTITIONS, Slice, Watch, uuids
 from bench.writers import FILL_ITEMS, fill
@@ -34,6 +35,7 @@ from bench.ws_fan_out import fan_out
 from bench.ws_idle import WRITTEN, check_slow_reader_is_closed, open_idle_connections
 from bench.ws_load import Connection, Load, catch_up, check_once, connected, events_of
 from oncelog import Committed, Log, Submission
+from oncelog.server.latency_report import LatencyReport
 
 UNLIMITED: Final = ("--set", "limits.requests_per_second_max=0", "--set", "limits.frames_per_second_max=0")
 """Rate limits are off, because one caller of the benchmark represents many."""
@@ -163,6 +165,22 @@ async def _single_events(sizes: Sizes, figures: Figures) -> None:
             # The peers are stopped, because their background work would slow down Oncelog.
             print_progress("Oncelog at half of its load …")
             figures.half_load = [await ours.half_load(sizes.paced_s) for _ in range(sizes.paced_rounds)]
+    print_progress("where the time goes at half load …")
+    figures.attribution = await _attribution(sizes, median(half.per_s for _, half in figures.half_load))
+
+
+async def _attribution(sizes: Sizes, per_s: float) -> Attribution:
+    """Run half load on a new server that writes a latency report.
+
+    The other servers do not, because the measurement itself takes time.
+    """
+    with directory() as place:
+        report = place / "latency.json"
+        with serving(place, place / "attribution.db", f"latency_report={report}") as server:
+            async with connected(server.host, server.port, sizes.connections) as clients:
+                measured = await Load(clients, 1).pace(server.pid, per_s, sizes.paced_rounds * sizes.paced_s)
+        # The server has written the report when it stopped.
+        return Attribution(measured, msgspec.json.decode(report.read_bytes(), type=LatencyReport).since_start)
 
 
 async def _beside_peers(ours: Ours, sizes: Sizes, figures: Figures) -> None:

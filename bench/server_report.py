@@ -8,11 +8,28 @@ from typing import Final
 from bench.growth import Speed, speed_of
 from bench.report import Finding, Report, Table, findings_table
 from bench.wire import Slice
+from oncelog.server.latency_report import LatencyWindow
 
 CROWDED: Final = "with idle connections"
 CLIENT_LIMIT: Final = 0.9
 """CPU share above which the single-threaded client limits the figure."""
 
+CAUSES: Final = {
+    "decode": "decode, authorize, canonicalize",
+    "gather": "wait for further writes",
+    "prepare": "prepare: plan and save",
+    "commit": "COMMIT with its sync",
+    "settle": "settle: pass on the verdicts",
+    "answer": "write the answers",
+    "event_loop": "busy event loop",
+    "gc": "garbage collection",
+    "merge": "merges of the key index",
+    "checkpoint": "COMMIT during a checkpoint",
+    "other": "not measured",
+}
+"""What each cause of the latency report is."""
+PAUSES: Final = {**CAUSES, "checkpoint": "checkpoints"}
+"""The same for pauses. A checkpoint pauses nothing while no COMMIT runs."""
 HOW_TO_READ: Final = """\
 The servers and their client, one process with one thread, share this machine. All contenders of a table run one after
 the other in every round, each for a slice of time. All store their files on the same disk, and acknowledge a write only
@@ -30,6 +47,10 @@ duplicate by its id for two minutes, and does not compare its content. The table
 without a time limit, and have no index by partition, no proofs and no notification of readers.
 `half load` runs after the others have stopped. In every round the server gets half of the rate that it has just
 reached, on a fixed schedule. The latency of an event starts at its scheduled moment.
+`where the time goes at half load` is the latency report of a further server with the same load. A latency starts when
+the server begins to decode the event, so it excludes the time in the socket. While an event waits for earlier commits,
+it waits for their phases. The rows of pauses count all pauses, including pauses that delayed no event. They show the
+number, the longest and the total.
 
 Idle connections: {writers} connections with {in_flight} single events in flight each, all in one partition, on one
 server. In every round they run alone first, then with {idle} connections that follow a partition without writes, and
@@ -78,6 +99,14 @@ class Series:
         return self.best / other.best, median(rounds)
 
 
+@dataclass(frozen=True)
+class Attribution:
+    """Half load on a server that writes a latency report."""
+
+    measured: Slice
+    window: LatencyWindow
+
+
 @dataclass
 class Figures:
     """All measured figures."""
@@ -90,6 +119,7 @@ class Figures:
     single: dict[str, Series] = field(default_factory=dict)
     half_load: list[tuple[Slice, Slice]] = field(default_factory=list)
     """Full load and half load, round by round."""
+    attribution: Attribution | None = None
     writers: int = 0
     idle: int = 0
     crowd: dict[str, Series] = field(default_factory=dict)
@@ -106,6 +136,7 @@ def report_of(figures: Figures, *, judged: bool) -> Report:
     """Return one table for each part, and the table of targets."""
     assert figures.broadcasts is not None
     assert figures.lone_broadcasts is not None
+    assert figures.attribution is not None
     findings = list(_findings(figures))
     others = {
         f"to {figures.subscribers} subscribers": figures.broadcasts,
@@ -113,8 +144,14 @@ def report_of(figures: Figures, *, judged: bool) -> Report:
     }
     tables = (
         table(
-            "single events", {**figures.single, "Oncelog, half load": Series([half for _, half in figures.half_load])}
+            "single events",
+            {
+                **figures.single,
+                "Oncelog, half load": Series([half for _, half in figures.half_load]),
+                "Oncelog, half load, with latency report": Series([figures.attribution.measured]),
+            },
         ),
+        attribution_table(figures.attribution.window),
         Table(
             ("by hand on PostgreSQL", "events per second, one slice", ""),
             [(way, f"{per_s:.0f}", "chosen" if way == figures.way else "") for way, per_s in figures.ways.items()],
@@ -179,6 +216,31 @@ def table(name: str, series: dict[str, Series], *, compared: bool = True) -> Tab
             (*_cells(one, its), *(("", "") if one.startswith("Oncelog") or its is first else _times(first.ratios(its))))
         )
     return Table((*columns, "ratio", "median ratio"), rows)
+
+
+def attribution_table(window: LatencyWindow) -> Table:
+    """Return where the slowest 1 % of the writes spent their time, and all writes."""
+    slowest, everything = window.slowest, window.all
+    shares = sorted(slowest.shares.items(), key=lambda item: item[1], reverse=True)
+    rows = [
+        (CAUSES[name], f"{100 * share:.1f} %", f"{100 * everything.shares[name]:.1f} %")
+        for name, share in shares
+        if share or everything.shares[name]
+    ]
+    rows += [
+        ("mean latency in the server, ms", f"{slowest.mean_ms:.2f}", f"{everything.mean_ms:.2f}"),
+        (
+            "of that, before the own commit",
+            f"{100 * slowest.before_own_commit:.1f} %",
+            f"{100 * everything.before_own_commit:.1f} %",
+        ),
+        ("writes", str(slowest.requests), str(everything.requests)),
+    ]
+    rows += [
+        (f"pauses: {PAUSES[name]}", f"{one.count} times, longest {one.longest_ms:.1f} ms", f"{one.total_ms:.0f} ms")
+        for name, one in window.pauses.items()
+    ]
+    return Table(("where the time goes at half load", "slowest 1 %", "all writes"), rows)
 
 
 def _cells(name: str, series: Series) -> tuple[str, ...]:

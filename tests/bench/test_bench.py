@@ -280,6 +280,13 @@ def test_single_events_measurement_runs() -> None:
     assert half.events == len(half.waited) == max(1, round(full.per_s / 2 * 0.2))
 
 
+def test_latency_report_of_half_load_has_every_event() -> None:
+    sizes = replace(server.QUICK_SIZES, paced_rounds=1, paced_s=0.2)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        attribution = runner.run(server._attribution(sizes, per_s=100.0))
+    assert attribution.measured.events == attribution.window.all.requests == 20
+
+
 def test_returning_reader_must_receive_every_event() -> None:
     def events(*numbers: int) -> list[dict[str, Any]]:
         return [{"committed_id": one, "event": EVENTS[0], "partitions": [ws_idle.WRITTEN]} for one in numbers]

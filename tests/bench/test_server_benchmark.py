@@ -13,11 +13,14 @@ import msgspec
 import pytest
 
 from bench import server_report
-from bench.server_report import Figures, Series
+from bench.server_report import Attribution, Figures, Series
 from bench.wire import PARTITIONS, Slice, WireEvent, uuids, wire_events
 from bench.ws_fan_out import Subscriber
 from bench.ws_load import PING, PONG, TEXT, Connection, events_of, frame, message, submission
 from crash.store_history import say
+from oncelog.core.latency import LatencySummary
+from oncelog.server.latency_report import LatencyWindow
+from oncelog.storage.pauses import PauseFigures
 
 # --- the server: frames ------------------------------------------------------------------------------
 
@@ -187,6 +190,17 @@ def series(*per_s: float, client_cpu: float = 0.5) -> Series:
     return Series([Slice(round(one), 1.0, [0.001, 0.002], client_cpu, 1.5) for one in per_s])
 
 
+def latency_window() -> LatencyWindow:
+    slowest = {"prepare": 0.0, "commit": 0.75, "gc": 0.25, "merge": 0.0}
+    everything = {"prepare": 0.8, "commit": 0.2, "gc": 0.0, "merge": 0.0}
+    return LatencyWindow(
+        seconds=1.0,
+        slowest=LatencySummary(10, above_ms=7.0, mean_ms=8.0, shares=slowest, before_own_commit=0.5),
+        all=LatencySummary(1000, above_ms=0.1, mean_ms=2.0, shares=everything, before_own_commit=0.1),
+        pauses={"gc": PauseFigures(3, total_ms=6.0, longest_ms=2.5)},
+    )
+
+
 def seen(**changed: Any) -> Figures:
     """Figures that meet every target."""
     catching_up = {"one partition": series(160_000), "100 partitions, one after another": series(50_000)}
@@ -201,6 +215,7 @@ def seen(**changed: Any) -> Figures:
             "by hand on PostgreSQL": series(900, 1000),
         },
         half_load=[(Slice(10_000, 1.0, [0.001] * 100, 0.5, 0.5), Slice(5000, 1.0, [0.001] * 100, 0.5, 0.5))],
+        attribution=Attribution(Slice(5000, 1.0, [0.002] * 100, 0.5, 0.6), latency_window()),
         writers=16,
         idle=1000,
         crowd={"with idle connections": series(8700, 9600), "alone": series(10_000, 9200)},
@@ -226,8 +241,17 @@ def results_of(figures: Figures) -> dict[str, tuple[str, str]]:
 def test_report_of_the_server_benchmark_lists_figures_and_targets() -> None:
     report = server_report.report_of(seen(), judged=True)
     assert report.is_met
-    single, ways, crowd, batches, broadcasts, catching_up, _ = report.tables
-    assert [row[0] for row in single.rows][-1] == "Oncelog, half load"
+    single, attribution, ways, crowd, batches, broadcasts, catching_up, _ = report.tables
+    assert [row[0] for row in single.rows][-2:] == ["Oncelog, half load", "Oncelog, half load, with latency report"]
+    assert attribution.rows == [
+        ("COMMIT with its sync", "75.0 %", "20.0 %"),
+        ("garbage collection", "25.0 %", "0.0 %"),
+        ("prepare: plan and save", "0.0 %", "80.0 %"),
+        ("mean latency in the server, ms", "8.00", "2.00"),
+        ("of that, before the own commit", "50.0 %", "10.0 %"),
+        ("writes", "10", "1000"),
+        ("pauses: garbage collection", "3 times, longest 2.5 ms", "6 ms"),
+    ]
     assert single.rows[0] == ("Oncelog", "10000", "9500", "1.50", "2.00", "0.50", "1.50", "", "")
     assert single.rows[1][-2:] == ("3.33×", "3.50×")
     assert ways.rows == [("one statement", "900", ""), ("a function", "1000", "chosen")]
@@ -292,5 +316,5 @@ def test_saturated_load_generator_is_marked() -> None:
             "alone": series(10_000, client_cpu=0.89),
         }
     )
-    cells = [row[5] for row in server_report.report_of(figures, judged=True).tables[2].rows]
+    cells = [row[5] for row in server_report.report_of(figures, judged=True).tables[3].rows]
     assert cells == ["0.90 (!)", "0.89"]

@@ -1,6 +1,7 @@
 """Measurements of group commits: waiting time, sync, replays and failures."""
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 from uuid import UUID
 
@@ -9,6 +10,7 @@ import pytest
 import oncelog
 from databases import BOTH_STORES, log_at
 from engine.observable_store import Gate, WatchedStore
+from oncelog.core.latency import Cause
 from oncelog.engine.batch_report import ArrivalTimes, BatchReport, ReplayCounts
 from storage.memory_store import MemoryStore
 
@@ -53,6 +55,33 @@ async def test_report_has_the_duration_of_the_sync(tmp_path: Path) -> None:
     assert replayed.sync_s == 0, "a retry changes nothing"
     assert committed.items == replayed.items == 1
     assert committed.wait_s >= 0
+
+
+@BOTH_STORES
+async def test_report_has_phases_and_requests_while_latencies_are_measured(tmp_path: Path) -> None:
+    reports: list[BatchReport] = []
+    async with oncelog.open(log_at(tmp_path / "t.db"), limits=oncelog.Limits(cache_entries_max=0)) as log:
+        log.watch_batches(reports.append)
+        await log.submit(event(1))
+        log.measure_latency()
+        await asyncio.gather(log.submit(event(2)), log.submit_many([event(3), event(4)]))
+        await log.submit(event(2))
+    before, committed, replayed = reports
+    assert (before.phases, list(before.requests)) == (None, [])
+    assert committed.phases is not None
+    assert replayed.phases is not None
+    assert [cause for cause, _ in committed.phases.ends] == [
+        Cause.PREPARE,
+        Cause.EVENT_LOOP,
+        Cause.COMMIT,
+        Cause.EVENT_LOOP,
+        Cause.SETTLE,
+    ]
+    times_s = [committed.phases.began_s, *(end_s for _, end_s in committed.phases.ends)]
+    assert all(before_s <= after_s + 1e-6 for before_s, after_s in pairwise(times_s))
+    assert [cause for cause, _ in replayed.phases.ends] == [Cause.PREPARE, Cause.SETTLE]
+    assert len(committed.requests) == 2
+    assert all(one.arrived_s == one.queued_s <= committed.phases.began_s for one in committed.requests)
 
 
 async def test_sync_is_measured_when_the_writer_thread_commits(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ ASYNC_ONLY = {
     "wait_idle",
     "watch_batches",
     "watch_commits",
+    "measure_latency",
     "tracer",
     "queue_age_s",
     "failed_batches",

@@ -81,6 +81,13 @@ settings(
     remedy="kind:path",
 )
 settings("store without a name", "store = ''", "store", remedy="must")
+settings(
+    "latency report in a missing directory",
+    "latency_report = 'reports/latency.json'",
+    "latency_report: reports/latency.json",
+    "No such file or directory",
+    remedy="check the directory",
+)
 
 # --- combinations
 

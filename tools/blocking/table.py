@@ -139,6 +139,7 @@ Any number of threads may share one log; one group commit can contain the writes
                         "follow_several",
                         "listen",
                         "listen_members",
+                        "measure_latency",
                         "queue_age_s",
                         "queue_length",
                         "read_untraced",

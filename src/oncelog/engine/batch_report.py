@@ -1,8 +1,15 @@
-"""Measurements of group commits, for the metrics of servers."""
+"""Measurements of group commits, for the metrics and the latency report of servers."""
 
+import time
 from collections import deque
+from collections.abc import Sequence
+from contextvars import ContextVar, Token
+from typing import Final
 
 from msgspec import Struct
+
+from oncelog.core.latency import Cause, PhaseTimes, RequestTimes
+from oncelog.storage.store import BatchResult
 
 
 class BatchReport(Struct, frozen=True):
@@ -15,6 +22,73 @@ class BatchReport(Struct, frozen=True):
     """Duration of COMMIT, which makes the batch durable. 0 if the batch changed nothing."""
     wait_s: float
     """How long the oldest write waited for the start of the commit. Exact to the duration of the previous batch."""
+    phases: PhaseTimes | None = None
+    """The phases of the commit, while the log measures latencies."""
+    requests: Sequence[RequestTimes] = ()
+    """The times of its requests, while the log measures latencies."""
+
+
+class PhaseRecorder:
+    """Records the phases of the batch in progress."""
+
+    def __init__(self) -> None:
+        self._gathered_s = self._began_s = 0.0
+        self._ends: list[tuple[Cause, float]] = []
+
+    def start(self, gathered_s: float, began_s: float) -> None:
+        """Note that a batch begins, after the committer has waited for further writes since `gathered_s`."""
+        self._gathered_s, self._began_s, self._ends = gathered_s, began_s, []
+
+    def add_commit(self, result: BatchResult) -> None:
+        """Note that the event loop has the result of a transaction. A batch that was bisected has several."""
+        ends = self._ends
+        if result.synced_s:
+            # Between these times, the writer thread waits for the event loop to release the interpreter, and after
+            # COMMIT the event loop may be busy.
+            ends += [
+                (Cause.PREPARE, result.prepared_s),
+                (Cause.EVENT_LOOP, result.synced_s - result.sync_s),
+                (Cause.COMMIT, result.synced_s),
+                (Cause.EVENT_LOOP, time.perf_counter()),
+            ]
+        else:
+            ends.append((Cause.PREPARE, time.perf_counter()))
+
+    def finish(self, end_s: float) -> PhaseTimes:
+        """Return the phases of the batch, whose writes have their verdicts. Without a result, the store failed."""
+        ends, self._ends = self._ends, []
+        ends.append((Cause.SETTLE if ends else Cause.COMMIT, end_s))
+        return PhaseTimes(self._gathered_s, self._began_s, ends)
+
+
+_current_arrival: Final[ContextVar["RequestArrival | None"]] = ContextVar("oncelog_request_arrival", default=None)
+
+
+class RequestArrival:
+    """The arrival of a request: writes that are submitted in the `with` block belong to the request."""
+
+    __slots__ = ("_arrived_s", "_is_open", "_token")
+
+    def __init__(self) -> None:
+        self._arrived_s = time.perf_counter()
+        self._is_open = True
+        self._token: Token[RequestArrival | None] | None = None
+
+    def __enter__(self) -> None:
+        self._token = _current_arrival.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        # Tasks and timers that the request has started keep their copy of the context. Their writes are not part of the
+        # request any more.
+        self._is_open = False
+        if self._token is not None:
+            _current_arrival.reset(self._token)
+
+    @staticmethod
+    def read_times() -> RequestTimes:
+        """Return the times of a write that enters the queue now. Outside of a request, it arrives now, too."""
+        now_s, arrival = time.perf_counter(), _current_arrival.get()
+        return RequestTimes(arrival._arrived_s if arrival is not None and arrival._is_open else now_s, now_s)  # noqa: SLF001
 
 
 class ReplayCounts(Struct):

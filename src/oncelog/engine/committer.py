@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol, TypeVar, cast, overload
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncelog.core.latency import RequestTimes
 from oncelog.core.operations import SetEntity
 from oncelog.core.plan import LIMIT_REASONS, Validate, refuse_skipped
 from oncelog.core.policy import EVENTS, Policy
@@ -41,7 +42,7 @@ from oncelog.core.values import (
 )
 from oncelog.engine import logger
 from oncelog.engine.answer_cache import AnswerCache
-from oncelog.engine.batch_report import ArrivalTimes, BatchReport, ReplayCounts
+from oncelog.engine.batch_report import ArrivalTimes, BatchReport, PhaseRecorder, ReplayCounts, RequestArrival
 from oncelog.engine.batch_scheduler import BATCH_ITEMS_TARGET, BatchScheduler
 from oncelog.engine.limits import Limits
 from oncelog.engine.tracing import Tracer
@@ -102,6 +103,8 @@ class _QueueEntry(Struct, eq=False, gc=False):
     """Whether its sinks have received the outcome."""
     submitter: Any = None
     """The span in which it was submitted, if the log is traced (`engine.tracing`)."""
+    times: RequestTimes | None = None
+    """When it arrived, while the log measures latencies."""
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -175,6 +178,8 @@ class Committer:
         self.replays = ReplayCounts()
         self.on_batch: Callable[[BatchReport], None] | None = None
         """Called after every group commit."""
+        self.phases: PhaseRecorder | None = None
+        """Set to measure latencies: then batch reports have phases and the times of requests."""
 
     def create_future(self) -> asyncio.Future[Any]:
         """Create a future on the log's event loop, for use as a sink.
@@ -247,6 +252,8 @@ class Committer:
             self._in_flight.setdefault(entry.identity, entry)
         if self.tracer is not None:
             entry.submitter = self.tracer.get_submitter()
+        if self.phases is not None:
+            entry.times = RequestArrival.read_times()
         queue.items += items
         queue.bytes += entry.bytes
         queue.entries.append(entry)
@@ -396,10 +403,14 @@ class Committer:
         try:
             while self._queue or self._known_only_queue:
                 if self._queue:
+                    gathered_s = 0.0
                     if self._scheduler.should_wait:
+                        gathered_s = time.perf_counter()
                         await self._scheduler.wait(self._get_loop())
                     self._scheduler.start_batch()
                     began = time.perf_counter()
+                    if self.phases is not None:
+                        self.phases.start(gathered_s or began, began)
                     self._batch = batch = self._form_batch(self._queue)
                     self._batch_arrived_s = arrived_s = self._arrival_times.take(len(batch), len(self._queue), began)
                     items = self._queue.items - sum(len(entry.items) for entry in self._queue.entries)
@@ -410,7 +421,8 @@ class Committer:
                     self._batch_ms = duration_s * 1000
                     self._scheduler.finish_batch(len(batch))
                     if self.on_batch is not None:
-                        self.on_batch(BatchReport(items, duration_s, self._sync_s, began - arrived_s))
+                        report = BatchReport(items, duration_s, self._sync_s, began - arrived_s)
+                        self.on_batch(report if self.phases is None else self._add_times(report, batch, self.phases))
                 if self._known_only_queue:
                     self._batch = self._form_batch(self._known_only_queue)
                     await self._commit(self._batch)
@@ -426,6 +438,12 @@ class Committer:
             self._drain_task = None
             self._batch = []
             self._batch_arrived_s = 0.0
+
+    @staticmethod
+    def _add_times(report: BatchReport, batch: Sequence[_QueueEntry], phases: PhaseRecorder) -> BatchReport:
+        """Add the phases of a settled batch and the times of its requests to its report."""
+        requests = [entry.times for entry in batch if entry.times is not None]
+        return replace(report, phases=phases.finish(time.perf_counter()), requests=requests)
 
     def _has_full_batch(self) -> bool:
         """Return whether the queue has enough for a large batch, or is close to its limits."""
@@ -507,6 +525,8 @@ class Committer:
                 result = await self._store.commit(requests, self._validate, span.traces)
                 span.describe(result)
         self._sync_s += result.sync_s
+        if self.phases is not None:
+            self.phases.add_commit(result)
         if self.on_batch is not None:
             self.replays.store += sum([list(map(type, verdicts)).count(Replayed) for verdicts in result.verdicts])
         return result

@@ -60,7 +60,7 @@ from oncelog.engine.audit import (
     ActQueue,
     describe_quota_change,
 )
-from oncelog.engine.batch_report import BatchReport, ReplayCounts
+from oncelog.engine.batch_report import BatchReport, PhaseRecorder, ReplayCounts
 from oncelog.engine.committer import Committer, VerdictSink
 from oncelog.engine.eraser import Eraser
 from oncelog.engine.leases import LeaseManager
@@ -78,6 +78,7 @@ from oncelog.errors import (
 from oncelog.file_modes import OWNER_ONLY, check_file_mode
 from oncelog.storage.address import POSTGRES_TIMEOUTS, check_scheme, create_postgres_store, is_address
 from oncelog.storage.clock import Clock, SystemClock
+from oncelog.storage.pauses import PauseLog
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.storage.sqlite.database_file import MemoryDriver, SqliteDriver
 from oncelog.storage.store import BatchResult, Store
@@ -477,6 +478,16 @@ class Log(LogReader, AsyncContext):
     def watch_batches(self, watcher: Callable[[BatchReport], None]) -> None:
         """Call `watcher` after every group commit, with its measurements. It must not raise. For servers."""
         self._committer.on_batch = watcher
+
+    def measure_latency(self) -> PauseLog:
+        """Add phases and the times of requests to the reports of `watch_batches` from now on. For servers.
+
+        Returns the log of pauses, to which the store adds its own.
+        """
+        self._committer.phases = PhaseRecorder()
+        pauses = self._store.pauses if isinstance(self._store, SqliteStore) else PauseLog()
+        pauses.is_on = True
+        return pauses
 
     async def wait_idle(self) -> None:
         """Wait until all accepted writes have a verdict."""

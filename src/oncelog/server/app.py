@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from oncelog.background_tasks import BackgroundTasks
 from oncelog.core.policy import build_ledger_policy
 from oncelog.core.values import RequestedSettings
+from oncelog.engine.batch_report import BatchReport
 from oncelog.engine.log import Log, open_log
 from oncelog.errors import OncelogError
 from oncelog.file_modes import parse_file_mode
@@ -29,6 +30,7 @@ from oncelog.server.deltas.schemas import TableSchemas, combine_validators
 from oncelog.server.endpoint import Endpoint
 from oncelog.server.event_validator import load_validator
 from oncelog.server.http_server import HttpServer, MetricsListener, format_address
+from oncelog.server.latency_report import LatencyRecorder
 from oncelog.server.ledger.grpc_service import LedgerGrpcService
 from oncelog.server.limits import INSIEME_FRAME_BYTES
 from oncelog.server.listener import raise_open_files_limit
@@ -81,6 +83,10 @@ class Server:
         self._auth_gate = AuthGate(self._authenticator, self._clock, limits, tickets)
         if self.log.tracer is not None:
             self._auth_gate.tracer = RequestTracer(self.log.tracer)
+        self._latency: LatencyRecorder | None = None
+        if settings.latency_report is not None:
+            self._latency = LatencyRecorder(settings.latency_report, self.log.measure_latency())
+            self._auth_gate.measures_latency = True
         self.counts = self._auth_gate.counts
         self._limiter = ConnectionLimiter(
             to_connection_limits(limits, is_development=settings.development),
@@ -117,7 +123,7 @@ class Server:
             subscribers=lambda: self._reader_count,
             failed_files=self._authenticator.files.count_failed,
         )
-        self.log.watch_batches(self.metrics.observe_commit)
+        self.log.watch_batches(self._observe_commit if self._latency is not None else self.metrics.observe_commit)
         self._operators = OperatorEndpoints(
             self._auth_gate,
             self.metrics,
@@ -187,6 +193,9 @@ class Server:
         for address in self.settings.list_addresses():
             await address.check()
         async with AsyncExitStack() as opened:
+            if self._latency is not None:
+                self._latency.start()
+                opened.callback(self._latency.stop)
             if self._trace_export is not None:
                 opened.push_async_callback(self._trace_export.close)
             await opened.enter_async_context(self.log)
@@ -201,6 +210,8 @@ class Server:
             if self.settings.grpc:
                 await self.grpc_service.start()
             opened.pop_all()
+        if self._latency is not None:
+            self._tasks.start(self._latency.run())
         self._tasks.start(self._check_periodically())
         self._reloader.start()
         self._operators.is_ready = True
@@ -257,6 +268,8 @@ class Server:
         await self.metrics_listener.close()
         await grpc_stop
         await self.log.close()
+        if self._latency is not None:
+            self._latency.stop()
         if self._trace_export is not None:
             await self._trace_export.close()
         logger.info("stopped")
@@ -275,6 +288,11 @@ class Server:
         loop = asyncio.get_running_loop()
         while loop.time() < until_s and not self._limiter.are_all_closed():  # noqa: ASYNC110 - once
             await asyncio.sleep(STOP_POLL_S)
+
+    def _observe_commit(self, batch: BatchReport) -> None:
+        self.metrics.observe_commit(batch)
+        if self._latency is not None:
+            self._latency.observe_commit(batch)
 
     # --- an unreadable log
 

@@ -60,6 +60,8 @@ class AuthGate:
         """Whether the server is shutting down and refuses new requests."""
         self.tracer: RequestTracer | None = None
         """Creates the spans of requests. None without tracing."""
+        self.measures_latency = False
+        """Whether requests note when they arrive, for the latency report."""
 
     def check_open(self, code: str = SERVER_BUSY) -> None:
         """Raise ApiError with this code if the server is shutting down."""

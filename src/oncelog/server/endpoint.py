@@ -17,6 +17,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from oncelog import error_codes
+from oncelog.engine.batch_report import RequestArrival
 from oncelog.errors import OncelogError
 from oncelog.server.auth.principal import Principal, parse_grants
 from oncelog.server.auth.stream_tickets import Ticket, restrict_to_ticket
@@ -306,6 +307,12 @@ class EndpointRouter:
     async def _serve(self, endpoint: Endpoint, request: web.Request) -> web.StreamResponse:
         if endpoint.serve_websocket is not None and request.headers.get("Upgrade", "").lower() == "websocket":
             return await endpoint.serve_websocket(request, self._admit_stream(request))
+        if endpoint.is_stream or not self._auth_gate.measures_latency:
+            return await self._serve_call(endpoint, request)
+        with RequestArrival():
+            return await self._serve_call(endpoint, request)
+
+    async def _serve_call(self, endpoint: Endpoint, request: web.Request) -> web.StreamResponse:
         caller = self._admit_stream(request) if endpoint.is_stream else self._find_caller(request)
         call = Call(request, caller, ANONYMOUS)
         ticket = None

@@ -12,7 +12,7 @@ from aiohttp import web
 from oncelog.server import logger
 from oncelog.server.connection_limiter import ConnectionLimiter, ConnectionLimits
 from oncelog.server.endpoint import Endpoint, EndpointRouter
-from oncelog.server.http_fast_path import FastHandler, HttpFastPath
+from oncelog.server.http_fast_path import FastHandler, HttpFastPath, measure_fast_route
 from oncelog.server.http_protocol import HttpProtocol, add_response_headers, new_http_logger
 from oncelog.server.http_tracing import HttpTracer, trace_fast_route
 from oncelog.server.limits import METRICS_CONNECTIONS_MAX
@@ -126,6 +126,8 @@ class HttpServer(HttpPort):
         self._tracer = tracer = gate.auth_gate.tracer
         if tracer is not None:
             fast_routes = {path: trace_fast_route(path, handler, tracer) for path, handler in fast_routes.items()}
+        if gate.auth_gate.measures_latency:
+            fast_routes = {path: measure_fast_route(handler) for path, handler in fast_routes.items()}
         self._settings = settings
         self._gate = gate
         self._certificate = certificate

@@ -92,12 +92,16 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     metrics."""
     openapi: bool = True
     """Whether the server offers the OpenAPI document."""
+    latency_report: str | None = None
+    """JSON file that shows where the slowest 1 % of the writes spend their time. The server replaces it every minute
+    and when it stops. Without it, the server measures no latencies."""
 
     def __post_init__(self) -> None:
         is_validator = self.validate is None or _VALIDATE.fullmatch(self.validate) is not None
         raise_first(
             SettingsError,
             (not self.store, "store must name a file or a database"),
+            (self.latency_report == "", "latency_report must name a file"),
             (not _is_host(self.host), "host must be an IP address or a host name"),
             (not _is_host(self.metrics_host), "metrics_host must be an IP address or a host name"),
             (

@@ -18,6 +18,7 @@ from aiohttp import WSCloseCode
 
 from oncelog import error_codes
 from oncelog.core.canonical import JsonValue
+from oncelog.engine.batch_report import RequestArrival
 from oncelog.errors import OncelogError
 from oncelog.server import logger
 from oncelog.server.auth.principal import Principal
@@ -169,7 +170,10 @@ class WebSocketSession(ABC, Generic[M, R]):
             return None
         if len(data) > LONG_FRAME_BYTES:
             return self._receive_in_thread(data)
-        return self._process(partial(self._decode, data))
+        if not self.auth_gate.measures_latency:
+            return self._process(partial(self._decode, data))
+        with RequestArrival():
+            return self._process(partial(self._decode, data))
 
     def _find_violation(self, size: int) -> ApiError | None:
         """Return the error for a frame that is too large before authentication or exceeds the frame rate."""
@@ -190,12 +194,13 @@ class WebSocketSession(ABC, Generic[M, R]):
 
     async def _receive_in_thread(self, data: bytes) -> None:
         """Decode a long frame in a thread, so that other connections do not wait for it."""
-        decoded = asyncio.get_running_loop().run_in_executor(None, self._decode, data)
-        await asyncio.wait([decoded])
-        if self._is_refusing:
-            decoded.exception()  # asyncio would log an exception that was never retrieved
-            return
-        waiting = self._process(decoded.result)
+        with RequestArrival():
+            decoded = asyncio.get_running_loop().run_in_executor(None, self._decode, data)
+            await asyncio.wait([decoded])
+            if self._is_refusing:
+                decoded.exception()  # asyncio would log an exception that was never retrieved
+                return
+            waiting = self._process(decoded.result)
         if waiting is not None:
             await waiting
 

@@ -81,6 +81,10 @@ class BatchResult(Struct):
     """How many expired client entries the transaction deleted."""
     sync_s: float = 0.0
     """Duration of COMMIT in seconds, which makes the batch durable. 0 if the batch changed nothing."""
+    prepared_s: float = 0.0
+    """When the batch was ready for COMMIT, by `time.perf_counter`. 0 if the store does not measure it."""
+    synced_s: float = 0.0
+    """When COMMIT returned, by the same clock."""
     lacks_trace_table: bool = False
     """Whether trace contexts were not stored, because their table has been dropped."""
 

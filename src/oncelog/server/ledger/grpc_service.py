@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from oncelog import error_codes
+from oncelog.engine.batch_report import RequestArrival
 from oncelog.errors import SettingsError
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.server import logger
@@ -205,7 +206,13 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
             self._service.counts.requests["ledger", "grpc", "ok"] += 1
             return answer
 
-        return call if self.auth_gate.tracer is None else call_traced
+        chosen = call if self.auth_gate.tracer is None else call_traced
+
+        async def call_measured(_: object, context: Context) -> bytes:
+            with RequestArrival():
+                return await chosen(_, context)
+
+        return call_measured if self.auth_gate.measures_latency else chosen
 
     def _count_call(self) -> None:
         """Register the current call, which a server that stops waits for."""

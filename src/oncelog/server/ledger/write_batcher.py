@@ -48,8 +48,9 @@ class WriteBatcher:
         """Submit a write, now or with the next batch. The future returns the encoded answer or raises ApiError."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bytes] = loop.create_future()
-        # With tracing, `flush` submits each write in the context of the write's call, which contains the call's span.
-        context = None if self._service.auth_gate.tracer is None else copy_context()
+        # `flush` submits each write in the context of the write's call, which contains the call's span and arrival.
+        gate = self._service.auth_gate
+        context = copy_context() if gate.tracer is not None or gate.measures_latency else None
         self._queue.append((decode, message, principal, future, context))
         if len(self._queue) >= BATCH_WRITES_MAX or not self._is_busy(loop.time()):
             self.flush()

@@ -193,7 +193,8 @@ class PostgresStore(SqlStore):
         if result.lacks_trace_table:
             self._report_dropped_traces()
         if not result.changes.is_empty:
-            result.sync_s = self._writer.sync_s
+            result.sync_s, result.synced_s = self._writer.sync_s, self._writer.synced_s
+            result.prepared_s = result.synced_s - result.sync_s
             self._notify_others()
         return result
 

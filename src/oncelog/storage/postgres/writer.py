@@ -67,6 +67,8 @@ class Writer:
         self._optional_statements: tuple[str, ...] = ()
         self.sync_s = 0.0
         """Duration of the newest COMMIT in seconds."""
+        self.synced_s = 0.0
+        """When the newest COMMIT returned, by `time.perf_counter`."""
 
     async def add_optional_statements(self, *statements: str) -> None:
         """Also keep these statements prepared, unless their tables are missing."""
@@ -183,7 +185,8 @@ class Writer:
         began_s = time.perf_counter()
         async with check_replicated(connection):
             command_tag = await self._run_within(connection, self._timeouts.commit_ms, connection.execute("COMMIT"))
-        self.sync_s = time.perf_counter() - began_s
+        self.synced_s = time.perf_counter()
+        self.sync_s = self.synced_s - began_s
         if command_tag != "COMMIT":
             raise StoreUnavailableError(f"{self._name}: the server answered COMMIT with {command_tag}{RETRY_HINT}")
 

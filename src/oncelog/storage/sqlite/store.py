@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from oncelog.core.latency import Cause
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.values import (
@@ -29,6 +30,7 @@ from oncelog.errors import ClosedError
 from oncelog.sqlite_files import logger
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
 from oncelog.storage.metadata import EpochRenewal, LogMetadata, Operator, ReplacedLog
+from oncelog.storage.pauses import PauseLog
 from oncelog.storage.queries.sql_store import SqlStore, T
 from oncelog.storage.queries.statement import QuerySteps, SharedQuery, Statement
 from oncelog.storage.queries.writes import declare_policies
@@ -81,9 +83,10 @@ class SqliteStore(SqlStore):
         self._path = os.fspath(path)
         self._requested_settings = settings
         self._driver = driver or SqliteDriver()
-        self._file_writer = Writer(
-            self._path, self._driver, TransactionOptions(clock or SystemClock(), draw, jump_ms_max, seal_keys)
-        )
+        self.pauses = PauseLog()
+        """Pauses by checkpoints and by the key index."""
+        options = TransactionOptions(clock or SystemClock(), draw, jump_ms_max, seal_keys, pauses=self.pauses)
+        self._file_writer = Writer(self._path, self._driver, options)
         self._writer_thread: WorkerThread | None = None
         self._readers: ThreadPoolExecutor | WorkerThread | None = None
         self._checkpointer: ThreadPoolExecutor | None = None
@@ -156,6 +159,7 @@ class SqliteStore(SqlStore):
         if writer is None or validate is not None or (result := self._prepare(batch, traces)) is None:
             result = await self._write(self._file_writer.commit, batch, validate, traces)
         elif not result.changes.is_empty:
+            result.prepared_s = time.perf_counter()
             # The transaction must end even if the caller is cancelled; otherwise no other write could begin.
             try:
                 is_large = len(result.changes.records) >= IMMEDIATE_COMMIT_RECORDS
@@ -163,7 +167,7 @@ class SqliteStore(SqlStore):
             except RuntimeError:  # the interpreter is shutting down
                 self._file_writer.abandon()
                 raise
-            result.sync_s = await asyncio.shield(finishing)
+            result.sync_s, result.synced_s = await asyncio.shield(finishing)
         if result.lacks_trace_table:
             self._report_dropped_traces()
         self._start_fill()
@@ -340,7 +344,8 @@ class SqliteStore(SqlStore):
             reader.execute("BEGIN")
             try:
                 reader.execute(SQL["state"]).fetchone()
-                checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                with self.pauses.measure(Cause.CHECKPOINT):
+                    checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             finally:
                 reader.execute("ROLLBACK")
         except BaseException:

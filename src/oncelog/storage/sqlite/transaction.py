@@ -5,7 +5,7 @@ The transaction uses cached state only after it has taken the write lock and see
 """
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import orjson
 
+from oncelog.core.latency import Cause
 from oncelog.core.plan import Validate
 from oncelog.core.read_set import ReadSet, build_read_set
 from oncelog.core.tenants import Tenants
@@ -30,6 +31,7 @@ from oncelog.core.values import (
 )
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark
 from oncelog.storage.metadata import LogMetadata, decode_leaps
+from oncelog.storage.pauses import PauseLog
 from oncelog.storage.queries import side_state
 from oncelog.storage.queries.expiry import EXPIRY_INTERVAL_COMMITS, ExpirySweep
 from oncelog.storage.queries.records import find_record
@@ -99,6 +101,8 @@ class TransactionOptions(NamedTuple):
     fills_later: bool = True
     """Whether the caller fills a large key index's filter while commits continue. If not, a large index has no
     filter."""
+    pauses: PauseLog | None = None
+    """Records how long the work on the key index delays commits."""
 
 
 class StoreTransaction:
@@ -147,7 +151,7 @@ class StoreTransaction:
             result.evicted_clients = run_query(connection, self._expiry_sweep.run, state.heads)
         positions = {lane: head.position for lane, head in {**state.heads, **result.changes.heads}.items()}
         index.stage(_list_added_keys(result, hashes), positions)
-        index.maintain(connection)
+        self._measure_merge(index.maintain, connection)
         if result.changes.leap:
             run_query(connection, save_leap, state.leaps, result.changes.leap)
         if jumped is None:
@@ -162,8 +166,17 @@ class StoreTransaction:
     def confirm(self) -> None:
         """Update the caches after COMMIT."""
         if self.index is not None:
-            self.index.confirm()
+            self._measure_merge(self.index.confirm)
         self._row_cache.confirm()
+
+    def _measure_merge(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Do work on the key index, and record it as a pause if pauses are recorded."""
+        pauses = self.options.pauses
+        if pauses is None or not pauses.is_on:
+            work(*arguments)
+            return
+        with pauses.measure(Cause.MERGE):
+            work(*arguments)
 
     def roll_back(self) -> None:
         """Discard staged changes. The index is discarded with them."""

@@ -100,7 +100,8 @@ class Writer:
             result = self.store_transaction.commit(connection, batch, validate, traces=traces)
             decided_s = time.perf_counter()
         if not result.changes.is_empty:
-            result.sync_s = time.perf_counter() - decided_s
+            result.prepared_s, result.synced_s = decided_s, time.perf_counter()
+            result.sync_s = result.synced_s - decided_s
         self.store_transaction.confirm()
         return result
 
@@ -136,15 +137,16 @@ class Writer:
             self.store_transaction.roll_back()
             roll_back(self._connection)
 
-    def finish(self) -> float:
-        """Make a prepared batch durable, and return how many seconds that took.
+    def finish(self) -> tuple[float, float]:
+        """Make a prepared batch durable. Return how many seconds that took, and when it ended.
 
         Raises StoreUnavailableError, as `commit` does.
         """
         began_s = time.perf_counter()
         with self._translate_errors(_RETRY_HINT):
             self._commit_prepared(self._connection)
-        return time.perf_counter() - began_s
+        ended_s = time.perf_counter()
+        return ended_s - began_s, ended_s
 
     def _commit_prepared(self, connection: Any) -> None:
         try:
