@@ -1,9 +1,10 @@
 """Follow a documentation page as a reader would: save its programs, run its commands, and compare the output.
 
 - `Save this … as `NAME`` saves the next block.
+- `In `NAME`, replace the line that begins with `TEXT`` replaces that line with the next block.
 - A `sh` block runs as printed. `oncelog serve` runs in the background, as in a second terminal, until a paragraph
   begins with `Stop the server`.
-- A `text` block after commands is their complete output.
+- A `text` block after commands is their complete output, in which `…` stands for any text.
 
 Only the port differs from the printed one, because tests run concurrently.
 """
@@ -23,6 +24,7 @@ from deadlines import WAIT_S
 
 _BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NAME: Final = re.compile(r"Save (?:this|it|the program)[^.]*? as `([^`]+)`")
+_REPLACED: Final = re.compile(r"In `([^`]+)`,\s+replace\s+the\s+line\s+that\s+begins\s+with\s+`([^`]+)`")
 _PORT: Final = "7171"
 
 
@@ -52,14 +54,26 @@ class Walkthrough:
 
     def _handle_block(self, language: str, text: str, prose: str) -> None:
         names = _NAME.findall(prose)
+        replaced = _REPLACED.search(prose)
         if names and language != "sh":
             (self.directory / names[-1]).write_text(text, encoding="utf-8")
+        elif replaced and language != "sh":
+            self._replace_line(replaced[1], replaced[2], text)
         elif language == "sh" and text.startswith("oncelog serve"):
             self._start_server(text)
         elif language == "sh":
             self.outputs.append(self._run(text))
         elif language == "text":
-            assert self.outputs[-1] == text, f"the page shows:\n{text}\nthe command printed:\n{self.outputs[-1]}"
+            pattern = ".*".join(map(re.escape, text.split("…")))
+            is_shown = re.fullmatch(pattern, self.outputs[-1], re.DOTALL) is not None
+            assert is_shown, f"the page shows:\n{text}\nthe command printed:\n{self.outputs[-1]}"
+
+    def _replace_line(self, name: str, start: str, text: str) -> None:
+        path = self.directory / name
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        (number,) = [number for number, line in enumerate(lines) if line.startswith(start)]
+        lines[number] = text
+        path.write_text("".join(lines), encoding="utf-8")
 
     def _run(self, commands: str) -> str:
         # Use the default port for these commands, unless the page specifies a server.

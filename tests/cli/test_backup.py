@@ -83,15 +83,18 @@ def test_backup_is_one_file_with_all_records_and_the_epoch(log: Path, tmp_path: 
     assert verify(copy).records == found.records + 1
 
 
-def test_backup_includes_the_write_ahead_log(tmp_path: Path) -> None:
+def test_backup_includes_the_write_ahead_log_and_does_not_write_to_it(tmp_path: Path) -> None:
     path, copy = tmp_path / "log.db", tmp_path / "copy.db"
+    files = path, Path(f"{path}-wal")
     records: list[int] = []
 
     def each() -> None:
         if not records or records[-1] < 20:
+            before = [(file.stat().st_size, file.stat().st_mtime_ns) for file in files]
             records.append(backup(str(path), str(copy), ignore_progress, force=True).records)
-            assert verify(copy).records == records[-1]
-            assert Path(f"{path}-wal").stat().st_size > 0
+            assert verify(copy).records == verify(path).records == records[-1]
+            assert [(file.stat().st_size, file.stat().st_mtime_ns) for file in files] == before
+            assert files[1].stat().st_size > 0
             assert not Path(f"{copy}-wal").exists()
 
     sample_log.make_log(path, rounds=5, each=each)

@@ -188,6 +188,17 @@ def test_credential_without_grants_is_created_with_a_note(tmp_path: Path) -> Non
         assert run(*command, "--read", "a")
 
 
+def test_second_valid_key_of_a_client_is_created_with_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    create = [*("apikey", "create", str(path), "--name", "n", "--read", "a"), "--client-id"]
+    keys = [json.loads(RUNNER.invoke(COMMAND, [*create, "till", "--json"]).stdout)["id"] for _ in range(2)]
+    RUNNER.invoke(COMMAND, ["apikey", "revoke", str(path), keys[0]])
+    done = RUNNER.invoke(COMMAND, [*create, "till"])
+    assert done.stdout.startswith("olk_")
+    assert f"note: 'till' also has other valid keys: {keys[1]}; to revoke one" in done.stderr
+    assert RUNNER.invoke(COMMAND, [*create, "report"]).stderr == ""
+
+
 def test_api_keys_are_printed_as_json(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     made = json.loads(run("apikey", "create", path, "--client-id", "é", "--name", "n", "--json"))

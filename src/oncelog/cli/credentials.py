@@ -1,5 +1,6 @@
 """`oncelog token` and `oncelog apikey`: create and manage the credentials of a server's clients."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -87,6 +88,8 @@ apikey_app = CommandGroup(
     ),
 )
 
+OTHER_KEYS_SHOWN_MAX: Final = 3
+"""Ids that `create` prints of other keys of the same client."""
 HEADINGS: Final = ("id", "client", "name", "created", "state", "grants")
 KeysFile = Annotated[str, typer.Argument(help="File with the keys.", metavar="KEYS-FILE", show_default=False)]
 
@@ -112,15 +115,33 @@ def create(  # noqa: PLR0913, PLR0917 - each one is an option
     """Create a key and print it. It cannot be shown again.
 
     The file is created if it is missing, with permissions for its owner only. Servers accept the key about a second
-    later.
+    later. Other keys of the client remain valid; the command prints their ids on standard error.
 
     Example:  oncelog apikey create keys.json --client-id billing --name 'nightly bills' --read 'orders/*' --expires 90d
     """
     expires_ms = None if expires is None else SystemClock().wall_ms() + parse_duration_ms(expires)
     grants = parse_grants(read or [], write or [], audit or [])
-    created = _open_keys(file).create(client_id, name, grants, expires_ms)
+    keys = _open_keys(file)
+    created = keys.create(client_id, name, grants, expires_ms)
     _warn_without_grants(grants, "key")
+    _warn_of_other_keys(file, created.key, keys.list())
     print_result({"key": created.text, **_to_json(created.key)}, [created.text], as_json)
+
+
+def _warn_of_other_keys(file: str, created: ApiKey, keys: Iterable[ApiKey]) -> None:
+    """Print the ids of the client's other valid keys, which the new key does not replace."""
+    now_ms = SystemClock().wall_ms()
+    others = [
+        key.id
+        for key in keys
+        if key.client_id == created.client_id and key.id != created.id and key.find_end(now_ms) is None
+    ]
+    if others:
+        shown = ", ".join(others[:OTHER_KEYS_SHOWN_MAX]) + (", …" if len(others) > OTHER_KEYS_SHOWN_MAX else "")
+        print_message(
+            f"note: {created.client_id!r} also has other valid keys: {shown}; "
+            f"to revoke one, run `oncelog apikey revoke {file} ID`"
+        )
 
 
 @apikey_app.command("list")

@@ -10,7 +10,7 @@ import pytest
 from cli.doctor.checks import create_key, doctor, refused, write_certificate, write_settings
 from cli.processes import ENVIRONMENT
 from cli.runner import COMMAND, RUNNER
-from oncelog.cli.doctor.versions import is_safe_sqlite
+from oncelog.cli.doctor.versions import check_sqlite, is_safe_sqlite
 from oncelog.server.auth.api_keys import ApiKeys
 
 # --- settings
@@ -259,6 +259,13 @@ def test_old_package_is_a_problem(tmp_path: Path) -> None:
 )
 def test_safe_versions_of_sqlite(version: tuple[int, ...], is_safe: bool) -> None:
     assert is_safe_sqlite(version) is is_safe
+
+
+def test_warning_about_sqlite_names_safe_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqlite3.sqlite_version", "3.40.1")
+    (found,) = check_sqlite()
+    assert (found.level, found.check) == ("warning", "sqlite")
+    assert "`oncelog backup FILE COPY` and `oncelog verify`, are safe" in found.remedy
 
 
 # --- arguments

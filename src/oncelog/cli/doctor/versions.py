@@ -47,9 +47,11 @@ def check_sqlite() -> Check:
         return
     yield warning(
         "sqlite",
-        f"SQLite {version} has a bug that can damage a file that several processes use",
-        f"Let only one process use the log (a continuous backup is a second one), or use Python with SQLite "
-        f"{'.'.join(map(str, _SAFE_SQLITE[0]))} or newer.",
+        f"SQLite {version} has a bug that can damage a file that several processes open for writing",
+        f"Let only one program open the log (a continuous backup is a second one), or use Python with SQLite "
+        f"{'.'.join(map(str, _SAFE_SQLITE[0]))} or newer. Commands that only read, such as `oncelog backup FILE COPY` "
+        f"and `oncelog verify`, are safe: they neither commit nor run checkpoints while another process has the log "
+        f"open.",
     )
 
 
