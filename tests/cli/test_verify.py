@@ -457,7 +457,7 @@ def test_identity_stored_twice_is_found(tmp_path: Path) -> None:
     *_, last = verify_log(path)
     assert isinstance(last, Inconsistency)
     assert (last.lane, last.position) == (0, 9)
-    assert "position 1 stored" in last.message
+    assert "the record at position 1 has it" in last.message
 
 
 def test_skipped_or_repeated_client_sequence_is_found(tmp_path: Path) -> None:

@@ -496,7 +496,7 @@ def test_identity_stored_twice_is_found(database: str) -> None:
     last = verify_address(database)
     assert isinstance(last, Inconsistency)
     assert (last.lane, last.position) == (0, 9)
-    assert "position 1 stored" in last.message
+    assert "the record at position 1 has it" in last.message
 
 
 # --- the command --------------------------------------------------------------------------------------

@@ -81,9 +81,9 @@ settings(
     remedy="kind:path",
 )
 settings("store without a name", "store = ''", "store", remedy="must")
-settings(
+command(
     "latency report in a missing directory",
-    "latency_report = 'reports/latency.json'",
+    "serve --development --port 0 --set latency_report=reports/latency.json",
     "latency_report: reports/latency.json",
     "No such file or directory",
     remedy="check the directory",
