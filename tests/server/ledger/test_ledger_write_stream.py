@@ -286,6 +286,34 @@ async def test_client_that_does_not_read_its_answers_is_closed(tmp_path: Path) -
         await stream.cancel()
 
 
+@pytest.mark.rule("CO-30")
+async def test_unread_answers_are_limited_in_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size, count, limit = 1_000_000, 100, 4_000_000
+    refused = write_of(2, put("a", condition={"must_not_exist": True}))  # the answer has the value of the entity
+    monkeypatch.setattr(grpc_write_stream, "BYTES_IN_FLIGHT_MAX", limit)
+    async with run_server(tmp_path, GRPC, heartbeat_ms=600_000) as server:
+        stream = open_stream(server)
+        await stream.request(write_of(1, put("a", bytes(size))))
+        (open_call,) = server.server.grpc_service.connections
+        assert isinstance(open_call, grpc_write_stream.GrpcWriteStream)
+        gate = server.served.hold_commits(monkeypatch)
+        await stream.send(*[refused] * count)
+        await until(lambda: len(open_call._unanswered) == count)
+        gate.open()
+        await until(lambda: all(future.done() for future, _ in open_call._unanswered))
+        held = [future.result() for future, _ in open_call._unanswered if not future.exception()]
+        assert sum(map(len, held)) < limit + 2 * size
+        await stream.send(write_of(2), write_of(3))
+        answers = await stream.answers(count + 2)
+        assert summaries(answers[-2:]) == ["2", "3"]
+        values = [one for one in answers[:count] if not isinstance(one, CallError)]
+        errors = [one for one in answers[:count] if isinstance(one, CallError)]
+        assert {len(one["error"]["current_value"]) for one in values} == {size}
+        assert {(one.status, one.code) for one in errors} == {("UNAVAILABLE", "server_busy")}
+        assert "exceed 4000000 bytes; read them, and send the write again" in errors[0].message
+        assert open_call._ready_bytes == 0
+
+
 # --- credentials --------------------------------------------------------------------------------------------------
 
 

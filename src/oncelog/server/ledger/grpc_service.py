@@ -301,7 +301,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
         """Decode a long write in a thread, so that other calls do not wait for it."""
         write = await asyncio.to_thread(decode, request)
         answer = await self._service.write(write, principal)
-        return grpc_codec.encode_answer(answer).SerializeToString()
+        return grpc_codec.encode_response(answer)
 
     async def _read(self, read: Read, encode: Callable[[Any], Message], request: Any, principal: Principal) -> Message:
         values = {}
