@@ -338,6 +338,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
                 stream.close()
 
     async def _serve_writes(self, context: Context, principal: Principal) -> None:
+        self.auth_gate.check_open()
         stream = GrpcWriteStream(
             self._service,
             self._write_batcher,
