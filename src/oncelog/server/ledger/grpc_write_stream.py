@@ -84,6 +84,7 @@ class GrpcWriteStream(LiveStream):
             sender.cancel()
             for future, _ in self._unanswered:  # the writes are in flight, but no client waits for the answers
                 future.cancel()
+            self._unanswered.clear()  # tracebacks refer to the stream, and would keep the answers in memory
 
     # --- writes
 
@@ -191,6 +192,9 @@ class GrpcWriteStream(LiveStream):
                 self._counts.slow_readers_closed += 1
                 reason = "the client does not read the answers; send the writes without an answer again"
                 return ApiError(error_codes.SERVER_BUSY, reason)
+            except Exception as error:  # noqa: BLE001 - gRPC has no public type for it
+                logger.debug("the client of a stream of writes is gone: %s", error)
+                raise asyncio.CancelledError from None
 
     def _take_answers(self) -> bytes:
         """Remove the answers that are ready, up to a full message, and return the message."""
