@@ -154,6 +154,23 @@ async def test_stopped_server_leaves_no_callback(tmp_path: Path) -> None:
     assert gc.callbacks == callbacks
 
 
+async def test_report_is_written_when_the_log_cannot_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    callbacks, path = list(gc.callbacks), tmp_path / "latency.json"
+    async with serving(tmp_path, latency_report=str(path)) as served:
+        await served.commit(item(1))
+        close = served.server.log.close
+
+        async def fail() -> None:
+            await close()
+            raise StoreUnavailableError("the disk is gone")
+
+        monkeypatch.setattr(served.server.log, "close", fail)
+        with pytest.raises(StoreUnavailableError):
+            await served.server.stop()
+    assert gc.callbacks == callbacks
+    assert read_report(path)["since_start"]["all"]["requests"] == 1
+
+
 async def test_server_does_not_start_without_a_writable_file(tmp_path: Path) -> None:
     missing = tmp_path / "missing" / "latency.json"
     with pytest.raises(SettingsError, match=r"^latency_report: .*latency.json cannot be written: No such file"):

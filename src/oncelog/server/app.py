@@ -267,9 +267,11 @@ class Server:
         await self._http.close()
         await self.metrics_listener.close()
         await grpc_stop
-        await self.log.close()
-        if self._latency is not None:
-            self._latency.stop()
+        try:
+            await self.log.close()
+        finally:
+            if self._latency is not None:
+                self._latency.stop()
         if self._trace_export is not None:
             await self._trace_export.close()
         logger.info("stopped")
