@@ -93,6 +93,13 @@ command(
 
 command("tokens without keys", "serve --port 0 --set tokens.algorithms=HS256", "tokens.key_files", remedy="must be set")
 command(
+    "latency report that replaces the log",
+    "serve --development --store orders.db --set latency_report=./orders.db",
+    "latency_report",
+    "./orders.db",
+    remedy="name another file",
+)
+command(
     "certificate without a key",
     "serve --development --set tls.certificate=server.pem",
     "tls.certificate",

@@ -14,7 +14,7 @@ from databases import BOTH_STORES
 from deadlines import soon, turns, until
 from oncelog.core.latency import Cause
 from oncelog.engine.batch_report import RequestArrival
-from oncelog.errors import SettingsError, StoreUnavailableError
+from oncelog.errors import OncelogError, SettingsError, StoreUnavailableError
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.ledger.v1.ledger_pb2_grpc import LedgerStub
 from oncelog.server import latency_report
@@ -52,7 +52,7 @@ async def write_ledger(served: Serving) -> None:
 async def test_report_attributes_the_writes_of_every_transport(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
     async with serving(tmp_path, latency_report=str(path)) as served:
-        assert read_report(path)["since_start"]["all"]["requests"] == 0, "the file exists from the start"
+        assert not path.exists(), "there is nothing to report before the first write"
         socket = await served.connected()
         await socket.submit(item(1))
         await socket.submit(item(2), item(3))
@@ -77,6 +77,7 @@ async def test_report_attributes_the_writes_of_every_transport(tmp_path: Path) -
 async def test_pauses_of_the_event_loop_and_of_the_collector_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
     async with serving(tmp_path, latency_report=str(path)) as served:
+        await served.commit(item(1))
         recorder = served.server._latency
         assert recorder is not None
         ticked_s = recorder._due_s
@@ -94,7 +95,7 @@ async def test_report_is_written_at_intervals(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "latency.json"
     async with serving(tmp_path, latency_report=str(path)) as served:
         await served.commit(item(1))
-        report = await until(lambda: "last_minute" in (found := read_report(path)) and found)
+        report = await until(lambda: path.exists() and read_report(path))
         await until(lambda: read_report(path)["since_start"]["all"]["requests"] == 1)
     assert report["last_minute"]["all"]["shares"].keys() == CAUSES
 
@@ -153,6 +154,23 @@ async def test_stopped_server_leaves_no_callback(tmp_path: Path) -> None:
     assert gc.callbacks == callbacks
 
 
+async def test_report_is_written_when_the_log_cannot_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    callbacks, path = list(gc.callbacks), tmp_path / "latency.json"
+    async with serving(tmp_path, latency_report=str(path)) as served:
+        await served.commit(item(1))
+        close = served.server.log.close
+
+        async def fail() -> None:
+            await close()
+            raise StoreUnavailableError("the disk is gone")
+
+        monkeypatch.setattr(served.server.log, "close", fail)
+        with pytest.raises(StoreUnavailableError):
+            await served.server.stop()
+    assert gc.callbacks == callbacks
+    assert read_report(path)["since_start"]["all"]["requests"] == 1
+
+
 async def test_server_does_not_start_without_a_writable_file(tmp_path: Path) -> None:
     missing = tmp_path / "missing" / "latency.json"
     with pytest.raises(SettingsError, match=r"^latency_report: .*latency.json cannot be written: No such file"):
@@ -163,11 +181,82 @@ async def test_server_does_not_start_without_a_writable_file(tmp_path: Path) -> 
         ServerSettings(development=True, latency_report="")
 
 
+async def run_once(directory: Path, path: Path) -> bytes:
+    """Run a server that writes a report, and return the report."""
+    async with serving(directory, latency_report=str(path)) as served:
+        await served.commit(item(1))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("content", [b"", b"key = 1\n", b"\xff", b"{}", b'{"since_start": {}}', b" " * 2_000_000])
+async def test_other_file_is_not_replaced(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "server.key"
+    path.write_bytes(content)
+    with pytest.raises(SettingsError, match=r"^latency_report: .*server.key is not a latency report, .*another file"):
+        await run_once(tmp_path, path)
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+async def test_path_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    directory, report = tmp_path / "reports", tmp_path / "latency.json"
+    directory.mkdir()
+    content = await run_once(tmp_path, report)
+    link = tmp_path / "link.json"
+    link.symlink_to(report)
+    for path in (directory, link):
+        with pytest.raises(SettingsError, match=r"^latency_report: .* is not a regular file"):
+            await run_once(tmp_path, path)
+    assert link.is_symlink()
+    assert report.read_bytes() == content
+
+
+@BOTH_STORES
+async def test_file_that_appears_at_the_path_is_not_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "latency.json"
+    async with serving(tmp_path, latency_report=str(path)) as served:
+        await served.commit(item(1))
+        path.write_text("other")
+    assert path.read_text() == "other"
+    assert "the latency report is not written: latency_report: " in caplog.text
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
+def test_setting_must_not_name_a_file_of_the_log(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(SettingsError, match=r"latency_report must not name a file of the log, /.*/link/log.db"):
+        ServerSettings(
+            development=True, store=str(tmp_path / "log.db"), latency_report=str(tmp_path / "link" / f"log.db{suffix}")
+        )
+
+
+async def test_failed_start_leaves_an_earlier_report_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "latency.json"
+    content = await run_once(tmp_path, path)
+    broken = tmp_path / "broken.db"
+    broken.write_bytes(bytes(4096))
+    with pytest.raises(OncelogError, match=r"broken\.db"):
+        async with serving(tmp_path, latency_report=str(path), store=str(broken)):
+            pass
+    assert path.read_bytes() == content
+
+
+async def test_earlier_report_remains_until_the_first_write(tmp_path: Path) -> None:
+    path = tmp_path / "latency.json"
+    content = await run_once(tmp_path, path)
+    async with serving(tmp_path, latency_report=str(path)):
+        pass
+    assert path.read_bytes() == content
+    async with serving(tmp_path, latency_report=str(path)) as served:
+        await served.commit(item(2))
+    assert path.read_bytes() != content
+
+
 async def test_file_that_becomes_unwritable_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = tmp_path / "reports"
     directory.mkdir()
-    async with serving(tmp_path, latency_report=str(directory / "latency.json")):
-        (directory / "latency.json").unlink()
+    async with serving(tmp_path, latency_report=str(directory / "latency.json")) as served:
+        await served.commit(item(1))
         directory.rmdir()
     assert "latency.json cannot be written: No such file or directory" in caplog.text
 

@@ -190,12 +190,11 @@ class Server:
         self.subscribe_credentials(self._record_credential)
         self._reloader.load_files()
         # Checked before the log is opened, so that a failed start does not create a log.
+        if self._latency is not None:
+            self._latency.check()
         for address in self.settings.list_addresses():
             await address.check()
         async with AsyncExitStack() as opened:
-            if self._latency is not None:
-                self._latency.start()
-                opened.callback(self._latency.stop)
             if self._trace_export is not None:
                 opened.push_async_callback(self._trace_export.close)
             await opened.enter_async_context(self.log)
@@ -211,6 +210,7 @@ class Server:
                 await self.grpc_service.start()
             opened.pop_all()
         if self._latency is not None:
+            self._latency.start()
             self._tasks.start(self._latency.run())
         self._tasks.start(self._check_periodically())
         self._reloader.start()
@@ -267,9 +267,11 @@ class Server:
         await self._http.close()
         await self.metrics_listener.close()
         await grpc_stop
-        await self.log.close()
-        if self._latency is not None:
-            self._latency.stop()
+        try:
+            await self.log.close()
+        finally:
+            if self._latency is not None:
+                self._latency.stop()
         if self._trace_export is not None:
             await self._trace_export.close()
         logger.info("stopped")

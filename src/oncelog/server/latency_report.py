@@ -3,6 +3,9 @@
 With the setting `latency_report`, the server measures every write that a group commit answers, and every minute writes
 a JSON file. Without the setting it measures nothing. The memory that the measurement needs does not depend on the load.
 
+The report replaces only a missing file or an earlier report, never another file that the setting names by mistake. An
+earlier report remains until the server has measured a write.
+
 The event loop may prepare the next commit before it writes the answers of the previous one. The recorder therefore
 attributes a commit when the next one has ended, or before it writes the report.
 """
@@ -10,6 +13,7 @@ attributes a commit when the next one has ended, or before it writes the report.
 import asyncio
 import gc
 import os
+import stat
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -32,11 +36,13 @@ from oncelog.core.latency import (
 )
 from oncelog.engine.batch_report import BatchReport
 from oncelog.errors import SettingsError
-from oncelog.file_modes import OWNER_ONLY, open_new
+from oncelog.file_modes import OWNER_ONLY, describe_read_error, open_new
 from oncelog.server import logger
 from oncelog.storage.pauses import PauseFigures, PauseLog
 
 SLOWEST_FRACTION: Final = 0.01
+REPORT_BYTES_MAX: Final = 1024 * 1024
+"""A larger file is not a report. A report has a few kilobytes."""
 INTERVAL_S: Final = 60.0
 """Interval at which the server writes the report."""
 TICK_S: Final = 0.005
@@ -107,6 +113,7 @@ class LatencyRecorder:
 
     def __init__(self, path: str, pauses: PauseLog) -> None:
         self._path = Path(path)
+        self._temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         self._pauses = pauses
         self._spans: deque[Span] = deque(maxlen=SPANS_MAX)
         """The phases of the newest commits, in order and without gaps."""
@@ -119,20 +126,26 @@ class LatencyRecorder:
 
     # --- start and stop
 
-    def start(self) -> None:
-        """Write an empty report, and start to measure. Raises SettingsError if the file cannot be written."""
+    def check(self) -> None:
+        """Raise SettingsError if the report cannot be written, or would replace another file. Changes no file."""
+        self._check_file()
         try:
-            self._write(self._encode())
+            self._temporary.unlink(missing_ok=True)
+            os.close(open_new(self._temporary, os.O_WRONLY, OWNER_ONLY))
+            self._temporary.unlink()
         except OSError as error:
             raise SettingsError(
                 f"latency_report: {self._path} cannot be written: {error.strerror}; check the directory and its "
                 "permissions"
             ) from error
+
+    def start(self) -> None:
+        """Start to measure."""
         gc.callbacks.append(self._note_collection)
         self._tick()
 
     def stop(self) -> None:
-        """Stop measuring, and write the last report."""
+        """Stop measuring, and write the last report if there was a write."""
         if self._timer is None:
             return
         self._timer.cancel()
@@ -140,14 +153,16 @@ class LatencyRecorder:
         gc.callbacks.remove(self._note_collection)
         self._pauses.is_on = False
         self._end_period()
-        self._try_to_write(self._encode())
+        if self._total.table.requests:
+            self._try_to_write(self._encode())
 
     async def run(self) -> None:
-        """Write the report every minute, until cancelled."""
+        """Write the report every minute after the first write, until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
             self._last_minute = self._end_period()
-            await asyncio.to_thread(self._try_to_write, self._encode())
+            if self._total.table.requests:
+                await asyncio.to_thread(self._try_to_write, self._encode())
 
     # --- measurements
 
@@ -225,19 +240,44 @@ class LatencyRecorder:
         report = LatencyReport(self._total.summarize(), self._last_minute)
         return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
 
-    def _write(self, content: bytes) -> None:
-        """Replace the file. A reader never sees an incomplete one. Raises OSError."""
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        temporary.unlink(missing_ok=True)
+    def _check_file(self) -> None:
+        """Raise SettingsError if the path is neither missing nor an earlier report."""
         try:
-            with os.fdopen(open_new(temporary, os.O_WRONLY, OWNER_ONLY), "wb") as file:
+            found = self._path.lstat()  # the report would replace a symbolic link, and not its target
+            if not stat.S_ISREG(found.st_mode):
+                raise self._refuse("is not a regular file")
+            if found.st_size > REPORT_BYTES_MAX:
+                raise self._refuse("is not a latency report")
+            msgspec.json.decode(self._path.read_bytes(), type=LatencyReport)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise SettingsError(f"latency_report: {describe_read_error(str(self._path), error)}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self._refuse("is not a latency report") from error
+
+    def _refuse(self, reason: str) -> SettingsError:
+        return SettingsError(
+            f"latency_report: {self._path} {reason}, and the server replaces only an earlier report; name another "
+            "file, or remove this one"
+        )
+
+    def _write(self, content: bytes) -> None:
+        """Replace the file. A reader never sees an incomplete one. Raises OSError, and SettingsError if the path is now
+        another file."""
+        self._check_file()
+        self._temporary.unlink(missing_ok=True)
+        try:
+            with os.fdopen(open_new(self._temporary, os.O_WRONLY, OWNER_ONLY), "wb") as file:
                 file.write(content)
-            temporary.replace(self._path)
+            self._temporary.replace(self._path)
         finally:
-            temporary.unlink(missing_ok=True)
+            self._temporary.unlink(missing_ok=True)
 
     def _try_to_write(self, content: bytes) -> None:
         try:
             self._write(content)
         except OSError as error:
             logger.warning("the latency report %s cannot be written: %s", self._path, error.strerror)
+        except SettingsError as error:
+            logger.warning("the latency report is not written: %s", error)

@@ -4,6 +4,7 @@ Every struct checks its values, so an instance is always valid. `load` reads the
 override earlier ones: the defaults, a TOML file, the environment, the command line.
 """
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,8 @@ from oncelog.server.limits import ApiLimits
 from oncelog.server.listen_address import ListenAddress
 from oncelog.server.log_format import Format, Level
 from oncelog.server.origins import normalize_origin, parse_networks
+from oncelog.storage.address import is_address
+from oncelog.storage.sqlite.partial_copy import SIDE_FILE_SUFFIXES
 
 GRPC_PORT_OFFSET: Final = 100
 _ALL_ADDRESSES: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not listened on
@@ -94,7 +97,7 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     """Whether the server offers the OpenAPI document."""
     latency_report: str | None = None
     """JSON file that shows where the slowest 1 % of the writes spend their time. The server replaces it every minute
-    and when it stops. Without it, the server measures no latencies."""
+    and when it stops, but never a file that is not such a report. Without it, the server measures no latencies."""
 
     def __post_init__(self) -> None:
         is_validator = self.validate is None or _VALIDATE.fullmatch(self.validate) is not None
@@ -102,6 +105,10 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
             SettingsError,
             (not self.store, "store must name a file or a database"),
             (self.latency_report == "", "latency_report must name a file"),
+            (
+                self.latency_report is not None and _is_log_file(self.latency_report, self.store),
+                f"latency_report must not name a file of the log, {self.latency_report}; name another file",
+            ),
             (not _is_host(self.host), "host must be an IP address or a host name"),
             (not _is_host(self.metrics_host), "metrics_host must be an IP address or a host name"),
             (
@@ -420,6 +427,13 @@ def _combine(parts: dict[str, dict[str, Any]]) -> ServerSettings:
         if required not in parts.get("tokens", (required,)):
             raise SettingsError(f"tokens.{required} must be set if any other tokens setting is")
     return ServerSettings(**general, **{part: replace(_PARTS[part][1], **values) for part, values in parts.items()})
+
+
+def _is_log_file(path: str, store: str) -> bool:
+    """Return whether a path is the file of a log, or a file that SQLite keeps beside it."""
+    if is_address(store):
+        return False
+    return os.path.realpath(path) in {f"{os.path.realpath(store)}{suffix}" for suffix in ("", *SIDE_FILE_SUFFIXES)}
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Streams of writes over gRPC: order of the answers, errors of single writes, limits, and the end of a stream."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -286,6 +286,34 @@ async def test_client_that_does_not_read_its_answers_is_closed(tmp_path: Path) -
         await stream.cancel()
 
 
+@pytest.mark.rule("CO-30")
+async def test_unread_answers_are_limited_in_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size, count, limit = 1_000_000, 100, 4_000_000
+    refused = write_of(2, put("a", condition={"must_not_exist": True}))  # the answer has the value of the entity
+    monkeypatch.setattr(grpc_write_stream, "BYTES_IN_FLIGHT_MAX", limit)
+    async with run_server(tmp_path, GRPC, heartbeat_ms=600_000) as server:
+        stream = open_stream(server)
+        await stream.request(write_of(1, put("a", bytes(size))))
+        (open_call,) = server.server.grpc_service.connections
+        assert isinstance(open_call, grpc_write_stream.GrpcWriteStream)
+        gate = server.served.hold_commits(monkeypatch)
+        await stream.send(*[refused] * count)
+        await until(lambda: len(open_call._unanswered) == count)
+        gate.open()
+        await until(lambda: all(future.done() for future, _ in open_call._unanswered))
+        held = [future.result() for future, _ in open_call._unanswered if not future.exception()]
+        assert sum(map(len, held)) < limit + 2 * size
+        await stream.send(write_of(2), write_of(3))
+        answers = await stream.answers(count + 2)
+        assert summaries(answers[-2:]) == ["2", "3"]
+        values = [one for one in answers[:count] if not isinstance(one, CallError)]
+        errors = [one for one in answers[:count] if isinstance(one, CallError)]
+        assert {len(one["error"]["current_value"]) for one in values} == {size}
+        assert {(one.status, one.code) for one in errors} == {("UNAVAILABLE", "server_busy")}
+        assert "exceed 4000000 bytes; read them, and send the write again" in errors[0].message
+        assert open_call._ready_bytes == 0
+
+
 # --- credentials --------------------------------------------------------------------------------------------------
 
 
@@ -378,6 +406,52 @@ async def test_half_closed_stream_ends_after_all_answers(tmp_path: Path, monkeyp
         assert summaries(await stream.answers(2)) == ["1", "2"]
         assert await stream.end() is None
         await until(lambda: server.server._reader_count == 0)
+
+
+async def test_cancelled_stream_keeps_no_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with run_server(tmp_path, GRPC) as server:
+        gate = server.served.hold_commits(monkeypatch)
+        stream = open_stream(server)
+        await stream.send(write_of(1), write_of(2))
+        await until(lambda: server.log.queue_length == 2)
+        (open_call,) = server.server.grpc_service.connections
+        assert isinstance(open_call, grpc_write_stream.GrpcWriteStream)
+        await stream.cancel()
+        await until(lambda: server.server._reader_count == 0)
+        assert not open_call._unanswered
+        gate.open()
+
+
+async def test_client_that_disconnects_during_an_answer_is_no_fault_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with run_server(tmp_path, GRPC) as server:
+        gate = server.served.hold_commits(monkeypatch)
+        stream = open_stream(server)
+        await stream.send(write_of(1))
+        await until(lambda: server.log.queue_length == 1)
+        (open_call,) = server.server.grpc_service.connections
+        assert isinstance(open_call, grpc_write_stream.GrpcWriteStream)
+
+        async def fail(write: Awaitable[None]) -> None:
+            await write
+            raise RuntimeError("the call has ended")
+
+        monkeypatch.setattr(open_call, "wait_bounded", fail)
+        gate.open()
+        await until(lambda: server.server._reader_count == 0)
+        assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+        assert server.server.counts.requests["ledger", "grpc", "server_error"] == 0
+        await stream.cancel()
+
+
+async def test_stream_that_opens_while_the_server_stops_is_refused(tmp_path: Path) -> None:
+    async with run_server(tmp_path, GRPC) as server:
+        server.server._auth_gate.is_closing = True
+        error = await open_stream(server).end()
+        server.server._auth_gate.is_closing = False
+        assert error is not None
+        assert (error.status, error.code) == ("UNAVAILABLE", "server_busy")
 
 
 @BOTH_STORES

@@ -94,6 +94,11 @@ def encode_answer(write_answer: WriteAnswer) -> pb.WriteResponse:
     return pb.WriteResponse(error=pb.WriteError(code=code, message=write_answer.message, **write_answer.members))
 
 
+def encode_response(write_answer: WriteAnswer) -> bytes:
+    """Encode the answer to a write as an encoded message."""
+    return encode_answer(write_answer).SerializeToString()
+
+
 def _encode_success(message: pb.WriteSuccess, success: WriteSuccess) -> None:
     """Fill in a message. Constructors would copy the nested messages, which takes twice as long."""
     receipt, attestation = success.receipt, success.attestation

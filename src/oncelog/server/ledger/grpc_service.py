@@ -301,7 +301,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
         """Decode a long write in a thread, so that other calls do not wait for it."""
         write = await asyncio.to_thread(decode, request)
         answer = await self._service.write(write, principal)
-        return grpc_codec.encode_answer(answer).SerializeToString()
+        return grpc_codec.encode_response(answer)
 
     async def _read(self, read: Read, encode: Callable[[Any], Message], request: Any, principal: Principal) -> Message:
         values = {}
@@ -338,6 +338,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
                 stream.close()
 
     async def _serve_writes(self, context: Context, principal: Principal) -> None:
+        self.auth_gate.check_open()
         stream = GrpcWriteStream(
             self._service,
             self._write_batcher,

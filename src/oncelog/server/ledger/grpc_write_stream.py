@@ -23,7 +23,7 @@ from oncelog.server.ledger import grpc_codec
 from oncelog.server.ledger.grpc_codec import to_call_error
 from oncelog.server.ledger.grpc_tracing import end_call_span, start_call_span
 from oncelog.server.ledger.service import LedgerService
-from oncelog.server.ledger.values import Write
+from oncelog.server.ledger.values import Write, WriteAnswer, WriteError
 from oncelog.server.ledger.write_batcher import DecodeWrite, WriteBatcher
 from oncelog.server.limits import LONG_FRAME_BYTES
 from oncelog.server.live_streams import LiveStream
@@ -32,7 +32,8 @@ WRITES_IN_FLIGHT_MAX: Final = 1000
 """Unanswered writes of one stream: as many as a connection may have as separate calls. Above the limit the server stops
 reading."""
 BYTES_IN_FLIGHT_MAX: Final = 8 * 1024 * 1024
-"""Size of the unanswered writes of one stream: an eighth of the log's queue. A single write is always read."""
+"""Size of the unanswered writes of one stream, together with the answers that are ready: an eighth of the log's queue.
+A single write is always read. The answers of the writes in flight are limited to the same size (`_encode_verdict`)."""
 ANSWERS_BYTES: Final = 256 * 1024
 """Size at which a message of answers is full. gRPC clients accept 4 MiB by default, and one answer with the value of an
 entity may be longer than 1 MiB."""
@@ -63,6 +64,8 @@ class GrpcWriteStream(LiveStream):
         self._unanswered: deque[tuple[asyncio.Future[bytes], int]] = deque()
         """The answers that have not been sent yet, and the size of each write."""
         self._unanswered_bytes = 0
+        self._ready_bytes = 0
+        """Size of the answers that are ready and have not been sent yet."""
         self._has_ended = False
         """Whether the server reads no more writes."""
         self._wake_sender = asyncio.Event()
@@ -81,6 +84,7 @@ class GrpcWriteStream(LiveStream):
             sender.cancel()
             for future, _ in self._unanswered:  # the writes are in flight, but no client waits for the answers
                 future.cancel()
+            self._unanswered.clear()  # tracebacks refer to the stream, and would keep the answers in memory
 
     # --- writes
 
@@ -122,7 +126,7 @@ class GrpcWriteStream(LiveStream):
     def _is_full(self, size: int) -> bool:
         unanswered = len(self._unanswered)
         return unanswered >= WRITES_IN_FLIGHT_MAX or (
-            unanswered > 0 and self._unanswered_bytes + size > BYTES_IN_FLIGHT_MAX
+            unanswered > 0 and self._unanswered_bytes + self._ready_bytes + size > BYTES_IN_FLIGHT_MAX
         )
 
     async def _wait_for_room(self, size: int) -> None:
@@ -140,18 +144,35 @@ class GrpcWriteStream(LiveStream):
     def _submit(self, streamed: pb.StreamedWrite, size: int, decode: DecodeWrite) -> None:
         tracer = self._auth_gate.tracer
         if tracer is None:
-            future = self._write_batcher.write(decode, streamed.write, self.principal)
+            future = self._write_batcher.write(decode, streamed.write, self.principal, self._encode_verdict)
         else:
             headers = {"traceparent": streamed.traceparent} if streamed.traceparent else self._trace_headers
             span = start_call_span(tracer, "StreamWrites", headers)
             with span.activate():
-                future = self._write_batcher.write(decode, streamed.write, self.principal)
+                future = self._write_batcher.write(decode, streamed.write, self.principal, self._encode_verdict)
             future.add_done_callback(lambda done: end_call_span(span, grpc_codec.to_status(done)))
         self._unanswered.append((future, size))
         self._unanswered_bytes += size
         self._wake_sender.set()
 
     # --- answers
+
+    def _encode_verdict(self, answer: WriteAnswer) -> bytes:
+        """Encode the answer to a write, when its verdict arrives.
+
+        A refusal may contain the value of an entity, and a thousand writes may be in flight. While the unsent answers
+        have reached the limit, the client gets an error instead, and has to send the refused write again. A commit has
+        a short answer, which is never omitted. Raises ApiError.
+        """
+        if self._ready_bytes >= BYTES_IN_FLIGHT_MAX and isinstance(answer, WriteError):
+            raise ApiError(
+                error_codes.SERVER_BUSY,
+                f"the answers that the client has not read exceed {BYTES_IN_FLIGHT_MAX} bytes; read them, and send the "
+                "write again",
+            )
+        encoded = grpc_codec.encode_response(answer)
+        self._ready_bytes += len(encoded)
+        return encoded
 
     async def _send_answers(self) -> ApiError | None:
         """Send answers until no write is left. Returns an error if the client does not read them."""
@@ -171,6 +192,9 @@ class GrpcWriteStream(LiveStream):
                 self._counts.slow_readers_closed += 1
                 reason = "the client does not read the answers; send the writes without an answer again"
                 return ApiError(error_codes.SERVER_BUSY, reason)
+            except Exception as error:  # noqa: BLE001 - gRPC has no public type for it
+                logger.debug("the client of a stream of writes is gone: %s", error)
+                raise asyncio.CancelledError from None
 
     def _take_answers(self) -> bytes:
         """Remove the answers that are ready, up to a full message, and return the message."""
@@ -187,7 +211,9 @@ class GrpcWriteStream(LiveStream):
         error = future.exception()
         if error is None:
             self._counts.requests["ledger", "grpc", "ok"] += 1
-            return grpc_codec.encode_streamed_response(future.result())
+            response = future.result()
+            self._ready_bytes -= len(response)
+            return grpc_codec.encode_streamed_response(response)
         call_error = to_call_error(error)
         self._counts.requests["ledger", "grpc", call_error.code] += 1
         return grpc_codec.encode_streamed_error(call_error)

@@ -30,6 +30,8 @@ BATCH_WAIT_S: Final = 0.003
 
 DecodeWrite = Callable[[Any], Write]
 """Decodes a message. Raises ApiError if it is invalid."""
+EncodeAnswer = Callable[[WriteAnswer], bytes]
+"""Encodes an answer when the verdict arrives. Raises ApiError to answer with an error instead."""
 
 
 class WriteBatcher:
@@ -37,21 +39,27 @@ class WriteBatcher:
 
     def __init__(self, service: LedgerService) -> None:
         self._service = service
-        self._queue: list[tuple[DecodeWrite, Any, Principal, asyncio.Future[bytes], Context | None]] = []
+        self._queue: list[tuple[DecodeWrite, Any, Principal, EncodeAnswer, asyncio.Future[bytes], Context | None]] = []
         self._timer: asyncio.Handle | None = None
         self._is_flush_scheduled = False
         self._window_start_s = 0.0
         self._window_answers = self._previous_window_answers = 0
         """Numbers of answers in the current and the previous window."""
 
-    def write(self, decode: DecodeWrite, message: Any, principal: Principal) -> asyncio.Future[bytes]:
+    def write(
+        self,
+        decode: DecodeWrite,
+        message: Any,
+        principal: Principal,
+        encode: EncodeAnswer = grpc_codec.encode_response,
+    ) -> asyncio.Future[bytes]:
         """Submit a write, now or with the next batch. The future returns the encoded answer or raises ApiError."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bytes] = loop.create_future()
         # `flush` submits each write in the context of the write's call, which contains the call's span and arrival.
         gate = self._service.auth_gate
         context = copy_context() if gate.tracer is not None or gate.measures_latency else None
-        self._queue.append((decode, message, principal, future, context))
+        self._queue.append((decode, message, principal, encode, future, context))
         if len(self._queue) >= BATCH_WRITES_MAX or not self._is_busy(loop.time()):
             self.flush()
         elif self._timer is None:
@@ -79,24 +87,30 @@ class WriteBatcher:
             self._timer = None
         self._is_flush_scheduled = False
         queued, self._queue = self._queue, []
-        for decode, message, principal, future, context in queued:
+        for decode, message, principal, encode, future, context in queued:
             try:
                 if context is None:
-                    self._submit(decode(message), principal, future)
+                    self._submit(decode(message), principal, encode, future)
                 else:
-                    context.run(self._submit, decode(message), principal, future)
+                    context.run(self._submit, decode(message), principal, encode, future)
             except Exception as error:  # noqa: BLE001 - the error of one write must not affect the others
                 _fail(future, error)
 
-    def _submit(self, request: Write, principal: Principal, future: asyncio.Future[bytes]) -> None:
+    def _submit(
+        self, request: Write, principal: Principal, encode: EncodeAnswer, future: asyncio.Future[bytes]
+    ) -> None:
         def answer(write_answer: WriteAnswer) -> None:
             self._count_answers(1, asyncio.get_running_loop().time())
             if self._queue and not self._is_flush_scheduled:
                 # Flush in the next turn of the event loop, because the log is still passing on this commit's verdicts.
                 self._is_flush_scheduled = True
                 asyncio.get_running_loop().call_soon(self.flush)
-            if not future.done():  # a cancelled call has no use for the answer
-                future.set_result(grpc_codec.encode_answer(write_answer).SerializeToString())
+            if future.done():  # a cancelled call has no use for the answer
+                return
+            try:
+                future.set_result(encode(write_answer))
+            except ApiError as error:
+                _fail(future, error)
 
         self._service.write_nowait(request, principal, answer, partial(_fail, future))
 
