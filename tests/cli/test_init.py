@@ -384,6 +384,15 @@ def test_error_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     assert names_in(tmp_path) == set()
 
 
+def test_files_whose_key_cannot_be_printed_are_removed(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full, Command("init", str(tmp_path), stdin=None, stdout=full) as process:  # noqa: PTH123
+        _, errors = process.communicate()
+    assert process.returncode == 74
+    assert "the API key could not be printed, so the new files are removed" in errors
+    assert names_in(tmp_path) == set()
+    run_successfully(tmp_path)
+
+
 def test_directory_that_cannot_be_created_leaves_none_above_it(tmp_path: Path) -> None:
     done = run(tmp_path / "new" / ("x" * 300))
     assert "File name too long" in done.stderr
