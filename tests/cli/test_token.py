@@ -240,6 +240,10 @@ def test_invalid_api_key_commands_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     assert "No such file" in refusal("apikey", "list", path)
     assert "No such file" in refusal("apikey", "revoke", path, "0" * 16)
+    nowhere = tmp_path / "none" / "keys.json"
+    assert f"the directory {tmp_path}/none does not exist" in refusal(
+        "apikey", "create", nowhere, "--client-id", "a", "--name", "n"
+    )
     assert "$.client_id" in refusal("apikey", "create", path, "--client-id", "", "--name", "n")
     assert "$.read[0]" in refusal("apikey", "create", path, "--client-id", "a", "--name", "n", "--read", "")
     run("apikey", "create", path, "--client-id", "a", "--name", "n")
