@@ -262,7 +262,7 @@ def test_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = run(tmp_path / "file")
     assert done.exit_code == 2
-    assert f"{tmp_path}/file cannot be written" in done.stderr
+    assert f"{tmp_path}/file is a file, not a directory" in done.stderr
 
 
 # --- interruptions
