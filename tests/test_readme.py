@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,13 @@ def run(program: str, directory: Path) -> str:
 
 def test_readme_is_short() -> None:
     assert len(re.sub(r"```.*?```", "", README, flags=re.DOTALL).split()) <= WORDS_MAX
+
+
+def test_installation_names_the_extras_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    section = README.split("## Install\n")[1].split("\n## ")[0]
+    for extra in project["optional-dependencies"].keys() - {"examples", "testing"}:
+        assert re.search(rf"`{extra}`|\[{extra}\]", section), extra
 
 
 def test_first_program_runs_its_function_once(tmp_path: Path) -> None:

@@ -436,6 +436,14 @@ def test_invalid_command_is_explained(
     assert {path.name for path in tmp_path.iterdir()} <= {"log.db", ".log.db-backup"}
 
 
+def test_backup_of_a_missing_file_creates_nothing(target: str, tmp_path: Path) -> None:
+    before = {path.name for path in tmp_path.iterdir()}
+    done = run("backup", str(tmp_path / "missing.db"), target, "--once")
+    assert done.exit_code == 2
+    assert "missing.db does not exist" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
 def test_missing_litestream_is_explained(log: Path, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write(log, 0, 1)
     monkeypatch.setattr(program, "DISTRIBUTION", "no-such-package")

@@ -262,7 +262,7 @@ def test_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = run(tmp_path / "file")
     assert done.exit_code == 2
-    assert f"{tmp_path}/file cannot be written" in done.stderr
+    assert f"{tmp_path}/file is a file, not a directory" in done.stderr
 
 
 # --- interruptions
@@ -382,6 +382,15 @@ def test_error_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     assert done.exit_code == 74
     assert "No space left on device" in done.stderr
     assert names_in(tmp_path) == set()
+
+
+def test_files_whose_key_cannot_be_printed_are_removed(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full, Command("init", str(tmp_path), stdin=None, stdout=full) as process:  # noqa: PTH123
+        _, errors = process.communicate()
+    assert process.returncode == 74
+    assert "the API key could not be printed, so the new files are removed" in errors
+    assert names_in(tmp_path) == set()
+    run_successfully(tmp_path)
 
 
 def test_directory_that_cannot_be_created_leaves_none_above_it(tmp_path: Path) -> None:

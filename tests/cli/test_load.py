@@ -104,6 +104,12 @@ def test_load_loses_no_event_when_the_server_is_killed(tmp_path: Path) -> None:
         assert figures["events"] == last_committed_id(served.url)
 
 
+def test_load_without_a_duration_is_refused() -> None:
+    done = RUNNER.invoke(COMMAND, ["load", "--url", "http://127.0.0.1:1", "--seconds", "0"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "--seconds must be more than 0" in done.stderr
+
+
 def test_load_of_an_unreachable_server_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         served.kill()

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 
+from cli.processes import Command
 from cli.runner import COMMAND, RUNNER
 from oncelog.errors import AuthError
 from oncelog.server import limits
@@ -239,6 +240,10 @@ def test_invalid_api_key_commands_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     assert "No such file" in refusal("apikey", "list", path)
     assert "No such file" in refusal("apikey", "revoke", path, "0" * 16)
+    nowhere = tmp_path / "none" / "keys.json"
+    assert f"the directory {tmp_path}/none does not exist" in refusal(
+        "apikey", "create", nowhere, "--client-id", "a", "--name", "n"
+    )
     assert "$.client_id" in refusal("apikey", "create", path, "--client-id", "", "--name", "n")
     assert "$.read[0]" in refusal("apikey", "create", path, "--client-id", "a", "--name", "n", "--read", "")
     run("apikey", "create", path, "--client-id", "a", "--name", "n")
@@ -256,6 +261,32 @@ def test_full_disk_leaves_no_api_key_file(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "keys.json"
     assert "No space left" in refusal("apikey", "create", path, "--client-id", "a", "--name", "n", status=74)
     assert not path.exists()
+
+
+def test_key_that_cannot_be_printed_is_revoked(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    arguments = ("apikey", "create", str(path), "--client-id", "a", "--name", "n", "--read", "*")
+    with open("/dev/full", "wb") as full, Command(*arguments, stdin=None, stdout=full) as process:  # noqa: PTH123
+        _, errors = process.communicate()
+    (key,) = ApiKeys(path, SystemClock().wall_ms).list()
+    assert key.revoked_ms is not None
+    assert process.returncode == 74
+    assert f"the key {key.id} could not be printed, so it is revoked" in errors
+
+
+def test_unprinted_key_that_cannot_be_revoked_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_to_print(*_: object) -> None:
+        monkeypatch.setattr("oncelog.server.auth.secret_files.os.fsync", fail_to_sync)
+        raise OSError(28, "No space left on device")
+
+    def fail_to_sync(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("oncelog.cli.credentials.print_result", fail_to_print)
+    path = tmp_path / "keys.json"
+    errors = refusal("apikey", "create", path, "--client-id", "a", "--name", "n", "--read", "*", status=74)
+    (key,) = ApiKeys(path, SystemClock().wall_ms).list()
+    assert f"revoke it with `oncelog apikey revoke {path} {key.id}`" in errors
 
 
 # --- docs/guides/identity.md ---------------------------------------------------------------------------------

@@ -107,6 +107,13 @@ def test_partitions_are_1_to_64_texts_of_1_to_256_characters(partitions: Any, pa
     assert raised.value.path == path
 
 
+@pytest.mark.parametrize("name", ["expected_position", "expected_sequence"])
+def test_negative_expectation_is_refused(name: str) -> None:
+    expected: Any = {name: -1}
+    with pytest.raises(CanonicalError, match=rf"\$\.{name}: must be 0 or more, not -1"):
+        write(NOTES, "s", "k", {}, **expected)
+
+
 @pytest.mark.rule("EV-9")
 def test_plan_accepts_partitions_at_their_limits() -> None:
     most = [str(number) for number in range(64)]

@@ -200,7 +200,7 @@ def test_other_environment_variables_are_ignored() -> None:
     [
         ("port", "65536", "from 0 to 65535, not 65536"),
         ("port", "-1", "from 0 to 65535, not -1"),
-        ("port", "tcp://10.0.0.1:7171", "a whole number"),
+        ("port", "tcp://10.0.0.1:7171", "a whole number from 0 to 65535"),
         ("port", "1.5", "a whole number"),
         ("port", " 1", "a whole number"),
         ("port", "", "a whole number"),

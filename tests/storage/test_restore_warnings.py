@@ -30,7 +30,8 @@ def test_reader_ahead_of_the_log_is_logged_once(tmp_path: Path, caplog: pytest.L
             with pytest.raises(HistoryChangedError):
                 log.read(after=cursor)
     (warning,) = list_warnings(caplog, "a reader of")
-    assert warning.startswith("a reader of lane 0 is at 19, ahead of the newest record, 1.")
+    assert warning.startswith("a reader of lane 0 sent the cursor 19, ahead of the newest record, 1.")
+    assert "usually a mistake of the client" in warning
     assert "oncelog epoch LOG --renew" in warning
 
 

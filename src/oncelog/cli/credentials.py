@@ -10,6 +10,7 @@ from oncelog.cli.files import get_secret_check
 from oncelog.cli.output import format_table, format_utc, print_result
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, CommandGroup, print_message
 from oncelog.cli.times import parse_duration_ms
+from oncelog.errors import OncelogError
 from oncelog.server.auth.api_keys import ApiKey, ApiKeys
 from oncelog.server.auth.principal import Grants, parse_grants
 from oncelog.storage.clock import SystemClock
@@ -123,9 +124,22 @@ def create(  # noqa: PLR0913, PLR0917 - each one is an option
     grants = parse_grants(read or [], write or [], audit or [])
     keys = _open_keys(file)
     created = keys.create(client_id, name, grants, expires_ms)
-    _warn_without_grants(grants, "key")
-    _warn_of_other_keys(file, created.key, keys.list())
-    print_result({"key": created.text, **_to_json(created.key)}, [created.text], as_json)
+    try:
+        _warn_without_grants(grants, "key")
+        _warn_of_other_keys(file, created.key, keys.list())
+        print_result({"key": created.text, **_to_json(created.key)}, [created.text], as_json)
+    except (OSError, OncelogError):
+        _revoke_unprinted(keys, file, created.key.id)
+        raise
+
+
+def _revoke_unprinted(keys: ApiKeys, file: str, key_id: str) -> None:
+    try:
+        keys.revoke(key_id)
+    except OncelogError:
+        print_message(f"the key {key_id} was not printed; revoke it with `oncelog apikey revoke {file} {key_id}`")
+    else:
+        print_message(f"the key {key_id} could not be printed, so it is revoked; create another one")
 
 
 def _warn_of_other_keys(file: str, created: ApiKey, keys: Iterable[ApiKey]) -> None:

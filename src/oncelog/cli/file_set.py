@@ -29,6 +29,8 @@ def create_file_set(directory: Path, names: Sequence[str]) -> Iterator[Path]:
     """
     created: list[Path] = []
     try:
+        if directory.exists() and not directory.is_dir():
+            raise OncelogError(f"{directory} is a file, not a directory. Name a directory for the new files")
         created += [path for path in (directory, *directory.parents) if not path.exists()]
         with _keep_owner_permissions():
             directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from oncelog.cli.credentials import Audit, Read, Write
 from oncelog.cli.file_set import create_file_set, write_file
 from oncelog.cli.output import print_result
 from oncelog.cli.serve import find_program
-from oncelog.cli.terminal import AsJson
+from oncelog.cli.terminal import AsJson, print_message
 from oncelog.errors import OncelogError
 from oncelog.storage.address import is_address, redact_address
 from oncelog.storage.clock import SystemClock
@@ -96,7 +96,13 @@ def init(  # noqa: PLR0913, PLR0917 - the options of a command
             (stage / extra).unlink()  # the lock of the key file
     created = _Configuration(directory, settings, client_id, key, tokens)
     fields = {"directory": str(directory), "files": [str(directory / name) for name in names], "key": key}
-    print_result(fields, _format_steps(created, names), as_json)
+    try:
+        print_result(fields, _format_steps(created, names), as_json)
+    except OSError:
+        for name in names:
+            (directory / name).unlink(missing_ok=True)
+        print_message("the API key could not be printed, so the new files are removed; run the command again")
+        raise
 
 
 def _build_values(

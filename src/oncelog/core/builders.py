@@ -169,6 +169,8 @@ def _encode_event(value: JsonValue) -> bytes:
 def _check_expected(number: int | None, path: str) -> None:
     if number is not None and type(number) is not int:
         raise CanonicalError(path, f"must be a whole number or None, not {type(number).__name__}")
+    if number is not None and number < 0:
+        raise CanonicalError(path, f"must be 0 or more, not {number}")
 
 
 def _encode_key(key: bytes | str | UUID) -> bytes:

@@ -40,7 +40,6 @@ from oncelog.storage.sqlite.partial_copy import SIDE_FILE_SUFFIXES
 
 GRPC_PORT_OFFSET: Final = 100
 _ALL_ADDRESSES: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not listened on
-_PORTS: Final = ("port", "grpc_port", "metrics_port")
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+", re.ASCII)
 _COLLECTOR: Final = re.compile(r"https?://[A-Za-z0-9_.:\[\]-]+(/[^\s?#]*)?", re.ASCII)
 _VALIDATE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|[A-Za-z0-9_.-]+", re.ASCII)
@@ -117,8 +116,8 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
             ),
         )
         parse_file_mode(self.file_mode)
-        set_ports = [name for name in _PORTS if getattr(self, name) is not None]
-        check_whole_numbers(self, set_ports, highest=65_535, may_be_zero=_PORTS)
+        set_ports = [name for name in sources.PORTS if getattr(self, name) is not None]
+        check_whole_numbers(self, set_ports, highest=sources.PORT_MAX, may_be_zero=sources.PORTS)
         check_whole_numbers(self, ["shutdown_ms"], highest=SETTING_NUMBER_MAX, may_be_zero=["shutdown_ms"])
         check_tenants(self.tenants)
         for origin in self.origins:
@@ -136,7 +135,7 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
         """The port that serves the ledger over gRPC."""
         if self.grpc_port is not None:
             return self.grpc_port
-        return self.port + GRPC_PORT_OFFSET if 0 < self.port <= 65_535 - GRPC_PORT_OFFSET else 0
+        return self.port + GRPC_PORT_OFFSET if 0 < self.port <= sources.PORT_MAX - GRPC_PORT_OFFSET else 0
 
     @property
     def secret_check(self) -> SecretCheck:

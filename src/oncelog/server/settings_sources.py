@@ -23,6 +23,9 @@ from oncelog.server.auth.signing_keys import KeyFile, KeyKind, PlainText
 from oncelog.server.limits import SETTINGS_FILE_BYTES_MAX
 
 VARIABLE_PREFIX: Final = "ONCELOG_"
+PORTS: Final = ("port", "grpc_port", "metrics_port")
+"""The settings that are port numbers."""
+PORT_MAX: Final = 65_535
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+(_[0-9]+)*", re.ASCII)
 _NUMBER_CHARACTERS_MAX: Final = 40
 _FLAGS: Final = {"true": True, "false": False}
@@ -131,7 +134,7 @@ def decode_value(name: str, kind: Any, sourced: SourcedValue) -> Any:
     try:
         return _decode(kind, sourced.value, sourced.is_text)
     except _WrongValueError as error:
-        problem = str(error)
+        problem = f"a whole number from 0 to {PORT_MAX}" if name in PORTS else str(error)
     raise SettingsError(f"{sourced.source}: {name} must be {problem}")
 
 

@@ -158,8 +158,9 @@ def _warn_of_reader_ahead(order: str, cursor: int, newest: int, epoch: str) -> N
         _last_warning_s.clear()
     _last_warning_s[epoch] = now_s
     logger.warning(
-        "a reader of %s is at %d, ahead of the newest record, %d. If the log was restored without `oncelog restore`, "
-        "stop everything that uses it and run `oncelog epoch LOG --renew`",
+        "a reader of %s sent the cursor %d, ahead of the newest record, %d. This is usually a mistake of the client. "
+        "If the log was restored without `oncelog restore`, stop all programs that use it and run "
+        "`oncelog epoch LOG --renew`",
         order,
         cursor,
         newest,

@@ -27,6 +27,7 @@ from oncelog.errors import (
 from oncelog.storage.queries.writes import declare_policies
 from oncelog.storage.sqlite import SqliteStore, database_file
 from oncelog.storage.sqlite.database_file import APPLICATION_ID, SCHEMA_VERSION
+from oncelog.storage.sqlite.read_transaction import open_read_transaction
 from oncelog.storage.sqlite.statements import load_migrations
 from oncelog.storage.sqlite.writer import Writer
 from oncelog.storage.store import Query
@@ -219,6 +220,18 @@ async def test_read_only_file_is_unavailable() -> None:
         before = contents(directory)
         with pytest.raises(StoreUnavailableError):
             await open_and_close(path)
+        assert contents(directory) == before
+
+
+def test_reader_without_write_access_is_told_what_sqlite_needs() -> None:
+    with drop_superuser_rights() as directory:
+        path = directory / "log.db"
+        make_log(path, 50)
+        path.chmod(0o400)
+        directory.chmod(0o500)
+        before = contents(directory)
+        with pytest.raises(StoreUnavailableError, match="SQLite needs write access"), open_read_transaction(str(path)):
+            pass
         assert contents(directory) == before
 
 

@@ -28,7 +28,9 @@ class LoadPlan(Struct, frozen=True):
     """Events per second, or None for a closed loop."""
 
     def check(self) -> None:
-        """Raise OncelogError if the options do not determine when requests are due."""
+        """Raise OncelogError if the options do not determine when requests are due, or if none is."""
+        if not self.seconds > 0:  # also refuses NaN
+            raise OncelogError("--seconds must be more than 0. Nothing was sent")
         if self.rate is None:
             return
         if not isfinite(self.seconds):

@@ -173,6 +173,8 @@ def lock_file(path: Path) -> Iterator[Path]:
     try:
         descriptor = open_or_create(lock_path, os.O_RDWR | os.O_NOFOLLOW)
     except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise SettingsError(f"the directory {resolved.parent} does not exist; create it first") from error
         raise SettingsError(f"{lock_path} cannot be opened: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -230,6 +230,7 @@ def replicate(
     log does not have.
     """
     path = Path(log).resolve()
+    read_state(log)  # raises an error for a missing file or another one, before the directory next to it is created
     with _lock_state_directory(path) as directory:
         state = get_target_state(log, target)
         epoch = check_same_log(target, str(path), state, report, take_over=take_over)

@@ -19,6 +19,7 @@ from oncelog.storage.sqlite.database_file import (
 )
 
 _CANNOT_OPEN: Final = "SQLITE_CANTOPEN"
+_READ_ONLY: Final = "SQLITE_READONLY"
 PROGRESS_OPERATIONS: Final = 100_000
 
 
@@ -120,6 +121,11 @@ def translate_read_errors(path: str) -> Iterator[None]:
 
 def to_store_error(error: sqlite3.Error, path: str) -> StoreError:
     """Translate an SQLite error for a command that only reads the file."""
+    if getattr(error, "sqlite_errorname", "").startswith(_READ_ONLY):
+        return StoreUnavailableError(
+            f"{path} cannot be read or written: {error}. SQLite needs write access to the directory, even to read "
+            "this log. Run the command as the log's owner, or on a copy of the log"
+        )
     store_error = translate_error(error, path)
     if isinstance(store_error, StoreUnavailableError):
         return StoreUnavailableError(f"{path} cannot be read or written: {error}")
