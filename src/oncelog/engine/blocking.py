@@ -554,10 +554,9 @@ class BlockingLog(BlockingLogBase):
         or lane, the page contains the records of lane 0, which are all events. `after` is exclusive: a position, or the
         cursor of an earlier page or its string form. `upto` is the last position to read.
 
-        `limit` is at least 1. Values above `Limits.page_records_max` count as that limit.
+        `limit` is clamped: values below 1 count as 1, and values above `Limits.page_records_max` as that limit.
 
-        Raises HistoryChangedError for a cursor from a different epoch or ahead of the log, and ValueError for a lower
-        `limit`.
+        Raises HistoryChangedError for a cursor from a different epoch or ahead of the log.
         """
         return self._portal.call(
             self._log.read,

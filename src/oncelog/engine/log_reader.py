@@ -79,20 +79,17 @@ class LogReader:
         or lane, the page contains the records of lane 0, which are all events. `after` is exclusive: a position, or the
         cursor of an earlier page or its string form. `upto` is the last position to read.
 
-        `limit` is at least 1. Values above `Limits.page_records_max` count as that limit.
+        `limit` is clamped: values below 1 count as 1, and values above `Limits.page_records_max` as that limit.
 
-        Raises HistoryChangedError for a cursor from a different epoch or ahead of the log, and ValueError for a lower
-        `limit`.
+        Raises HistoryChangedError for a cursor from a different epoch or ahead of the log.
         """
         check_lane(lane, self._open_store.settings)
-        if check_integer(limit, "limit") < 1:
-            raise ValueError(f"limit must be at least 1, not {limit}")
         query = await self._build_query(
             normalize_partitions(partition, partitions, stream),
             stream,
             lane,
             after,
-            limit,
+            check_integer(limit, "limit"),
             None if upto is None else check_integer(upto, "upto"),
         )
         return await self._read_page(query)
