@@ -60,10 +60,10 @@ def show(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Print what a log knows about an identity: committed, forgotten, leased or unknown, and its record with its body.
 
-    The command finds events, messages, ledger writes, deltas, runs and others by their keys, in all scopes. Pass the
-    text that was given to `once`, or in an Idempotency-Key header, to find its key. The exit status is 0 for one
-    record, 1 for no record, and 3 if several writes have the key. The command then lists them with the options that
-    select one.
+    The command finds events, messages, ledger writes, deltas, runs and others by their keys, in all scopes. The
+    identity can also be the text that was passed to `once` or sent in an Idempotency-Key header. The exit status is 0
+    for one record, 1 for no record, and 3 if several writes have the key. The command then lists them with the options
+    that select one.
 
     Without LOG, the command asks a server, and the token needs read access. An event is looked up by its UUID or place
     in --partition, and other records in --scope: chat/CHAT, ledger/ORGANIZATION, ledger/ORGANIZATION/VAULT or

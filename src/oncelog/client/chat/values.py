@@ -43,7 +43,8 @@ class ChatLimits(ConnectionLimits, frozen=True, kw_only=True):
     syncs_max: int = 8
     """Chats that the client syncs at the same time."""
     ahead_max: int = 1000
-    """Messages of one chat that the client stores while an earlier one is missing. A sync fetches any others again."""
+    """Messages of one chat that the client stores while an earlier one is missing. It drops further ones,
+    and the next sync fetches them again."""
     gap_wait_ms: int = 100
     """How long the client waits for a missing message before it syncs the chat."""
     ack_wait_ms: int = 50
@@ -255,7 +256,7 @@ class Delivery(Struct, frozen=True):
 class Membership(Struct, frozen=True):
     """A member was added to a chat, left it, or was given a different role.
 
-    An update about the client's own user also reports a new chat.
+    When the client's own user is added to a chat, this update is the first that names the chat.
     """
 
     chat_id: str

@@ -1,4 +1,4 @@
-"""Base class of the SQLite and PostgreSQL stores: reads, and the counting of usage while commits continue.
+"""Base class of the SQLite and PostgreSQL stores: reads, and counts of usage that do not block commits.
 
 A method decorated with `shared_query` is a generator: it yields statements, which the engine runs on a read connection
 (`queries.statement`).
@@ -243,7 +243,7 @@ class SqlStore(ABC):
         return self._load_side_state(read_set)
 
     def _load_side_state(self, read_set: ReadSet) -> QuerySteps[SideState]:
-        """Load the heads before the side state, so that no row seems expired only because its head is newer."""
+        """Load the heads before the side state: with heads that are newer than the rows, rows could look expired."""
         mark, jumped = yield from self._propose_mark()
         heads = yield from records.load_heads()
         snapshot = Snapshot(
@@ -315,7 +315,7 @@ class SqlStore(ABC):
 
         def erase_and_count() -> QuerySteps[int]:
             counts.append((yield from self._erase_bodies(lane, positions, act)))
-            return max(counts)  # a repetition after an unknown outcome finds no body left to erase
+            return max(counts)  # a retry after an unknown outcome finds no body left to erase
 
         erased = await self._run_write((lane,), erase_and_count)
         self._notify_others()
