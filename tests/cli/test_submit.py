@@ -13,11 +13,9 @@ from uuid import UUID
 
 import pytest
 
-from cli.runner import COMMAND, RUNNER
 from cli.scripted_server import SHUTDOWN_POLL_S, answer, scripted
 from cli.server_process import NO_TOKEN, ONE_ATTEMPT, ServerProcess, oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
-from oncelog.cli import server_options
 
 ID = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10"
 COMMITTED = re.compile(r"committed (\d+) ([0-9a-f-]{36})")
@@ -383,11 +381,3 @@ def test_invalid_arguments_are_refused(arguments: list[str], sentence: str) -> N
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"oncelog: {sentence}")
     assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("command", ["submit", "tail", "load"])
-def test_missing_aiohttp_is_reported_with_the_package_to_install(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_options, "find_spec", lambda _: None)
-    done = RUNNER.invoke(COMMAND, [command])
-    assert done.exit_code == 2
-    assert done.stderr == "oncelog: this command needs aiohttp: pip install 'oncelog[server]'\n"

@@ -11,6 +11,7 @@ from oncelog.cli.output import format_table, format_utc, print_result
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, CommandGroup, print_message
 from oncelog.cli.times import parse_duration_ms
 from oncelog.errors import OncelogError
+from oncelog.extras import explain_missing_package
 from oncelog.server.auth.api_keys import ApiKey, ApiKeys
 from oncelog.server.auth.principal import Grants, parse_grants
 from oncelog.storage.clock import SystemClock
@@ -54,9 +55,10 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
 
     Example:  oncelog token --key secret.txt --alg HS256 --sub ada --read 'orders/*' --write orders/1 --expires 1h
     """
-    # Imported here because it takes 0.1 s, which would slow down the other commands.
-    from oncelog.server.auth.signing_keys import load_signing_key  # noqa: PLC0415
-    from oncelog.server.auth.tokens import issue_token  # noqa: PLC0415
+    with explain_missing_package("this command", "server"):
+        # Imported here because it takes 0.1 s, which would slow down the other commands.
+        from oncelog.server.auth.signing_keys import load_signing_key  # noqa: PLC0415
+        from oncelog.server.auth.tokens import issue_token  # noqa: PLC0415
 
     now_ms = SystemClock().wall_ms()
     expires_ms = now_ms + parse_duration_ms(expires)

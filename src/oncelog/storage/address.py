@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from oncelog.core.values import RequestedSettings, Settings
 from oncelog.errors import SettingsError
+from oncelog.extras import explain_missing_package
 
 if TYPE_CHECKING:
     from oncelog.storage.store import Store
@@ -76,10 +77,5 @@ def create_postgres_store(
 
 def import_with_driver(module_name: str) -> Any:
     """Import a module that needs the database driver. Raises SettingsError if the driver is not installed."""
-    try:
+    with explain_missing_package("a log in a database", "postgres"):
         return import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name != "asyncpg":
-            raise
-        message = "a log in a database needs asyncpg: pip install 'oncelog[postgres]'"
-        raise SettingsError(message) from error
