@@ -20,6 +20,7 @@ from oncelog import error_codes
 from oncelog.client.runtime.options import Token, resolve_token
 from oncelog.client.runtime.values import ConnectionLimits
 from oncelog.errors import LostError, ProtocolError, ServerRefusedError, SettingsError
+from oncelog.extras import explain_missing_package
 
 if TYPE_CHECKING:
     import aiohttp
@@ -214,6 +215,10 @@ class HttpClient:
         headers: Mapping[str, str] | None,
         tls: ssl.SSLContext | None,
     ) -> None:
+        """Raises SettingsError if aiohttp is not installed."""
+        with explain_missing_package("oncelog.client", "client"):
+            import aiohttp  # noqa: PLC0415 - checks that it is installed
+
         self.url = url
         self._token = token
         self._limits = limits
