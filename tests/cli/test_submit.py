@@ -372,6 +372,7 @@ def test_token_is_read_from_option_file_or_environment(tmp_path: Path) -> None:
             ["--token", "a", "--token-file", "b", "--partition", "a", "{}"],
             "--token cannot be combined with --token-file",
         ),
+        (["--token-file", "/dev/null", "--partition", "a", "{}"], "/dev/null is empty: it contains no token"),
         (["--token-file", "nowhere", "--partition", "a", "{}"], "nowhere cannot be read: No such file or directory"),
         (["--token", "ä", "--partition", "a", "{}"], "the token has invalid characters"),
     ],
