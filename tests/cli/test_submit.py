@@ -289,6 +289,14 @@ def test_malformed_answer_is_reported() -> None:
     assert "answered 1 events with 0 results" in error
 
 
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_server_without_the_api_is_reported_at_once(status: int) -> None:
+    with scripted(lambda handler, _: answer(handler, status, b"<html>")) as (url, received):
+        done = submit(url, "--partition", "a", '{"type":"x"}')
+    error = f"oncelog: bad_request: no Oncelog server at {url} (HTTP status {status}): check the URL"
+    assert (done, len(received)) == ((2, [], [error]), 1)
+
+
 def test_server_that_does_not_speak_http_is_reported_at_once() -> None:
     connections = []
 

@@ -138,7 +138,8 @@ def get_status_code(status: int) -> str:
 
 def status_error(status: int, url: str) -> ServerRefusedError:
     """Build the error for a response without an error document, for example one from a proxy."""
-    code = get_status_code(status)
+    # Web servers without dynamic pages answer a POST with 501. Such a server would refuse each retry, too.
+    code = error_codes.BAD_REQUEST if status == 501 else get_status_code(status)
     is_foreign = code == error_codes.BAD_REQUEST
     text = f"HTTP status {status}"
     return ServerRefusedError(code, f"no Oncelog server at {url} ({text}): check the URL" if is_foreign else text)
