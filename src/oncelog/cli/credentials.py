@@ -12,7 +12,7 @@ from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, CommandGroup, print
 from oncelog.cli.times import parse_duration_ms
 from oncelog.errors import OncelogError
 from oncelog.extras import explain_missing_package
-from oncelog.server.auth.api_keys import ApiKey, ApiKeys
+from oncelog.server.auth.api_keys import ApiKey, ApiKeys, find_key_id
 from oncelog.server.auth.principal import Grants, parse_grants
 from oncelog.storage.clock import SystemClock
 
@@ -173,7 +173,10 @@ def list_(file: KeysFile, as_json: AsJson = False) -> None:
 @apikey_app.command()
 def revoke(
     file: KeysFile,
-    id: Annotated[str, typer.Argument(help="The key's id, as printed by `list`.", metavar="ID", show_default=False)],  # noqa: A002
+    id: Annotated[  # noqa: A002
+        str,
+        typer.Argument(help="The key's id, as printed by `list`, or the whole key.", metavar="ID", show_default=False),
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Revoke a key permanently and keep its entry. The exit status is 1 if the file does not have the key.
@@ -182,9 +185,14 @@ def revoke(
 
     Example:  oncelog apikey revoke keys.json 5f1c0a9be2d34c77
     """
-    key = _open_keys(file).revoke(id)
+    keys, key_id = _open_keys(file), find_key_id(id)
+    if key_id is None:  # the text is not printed, because it may be part of a key
+        raise OncelogError(
+            "ID must be an id of 16 hexadecimal digits, or a whole key; `oncelog apikey list` prints the ids"
+        )
+    key = keys.revoke(key_id)
     if key is None:
-        print_message(f"{file} has no key {id!r}; `oncelog apikey list` prints the ids")
+        print_message(f"{file} has no key {key_id!r}; `oncelog apikey list` prints the ids")
         raise typer.Exit(EXIT_FOUND_NOTHING)
     print_result(_to_json(key), format_table(HEADINGS, [_list_cells(key)]), as_json)
     print_message(
