@@ -62,6 +62,12 @@ command(
     remedy="expected a string key",
 )
 command(
+    "file instead of an event",
+    "submit --url DEVELOPMENT --partition orders events.jsonl",
+    "the event: is not JSON",
+    remedy="to read a file: oncelog submit - < FILE",
+)
+command(
     "empty event", "submit --url DEVELOPMENT --partition orders ''", "the event is empty", remedy="pass a JSON object"
 )
 command("event without a type", "submit --url DEVELOPMENT --partition orders '{\"order\": 1}'", "type", remedy="must")
