@@ -32,12 +32,14 @@ def is_address(store: str) -> bool:
 
 
 def check_scheme(store: str) -> None:
-    """Raise SettingsError if the address is empty or has an unsupported scheme.
+    """Raise SettingsError if the address is empty, contains U+0000 or has an unsupported scheme.
 
     The message quotes only the scheme, because the rest of the address may contain a password.
     """
     if not store:
         raise SettingsError("the log's address is empty: pass a file or postgresql://USER@HOST/DATABASE")
+    if "\0" in store:
+        raise SettingsError("the log's address must not contain U+0000")
     other = _ANY_SCHEME_PATTERN.match(store)
     if other is not None and not is_address(store):
         raise SettingsError(
