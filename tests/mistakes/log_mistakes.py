@@ -255,6 +255,12 @@ async def look_up_of_an_id_that_is_no_uuid(workplace: Workplace) -> str:
         return await raised(log.lookup("order-17"))
 
 
+@MISTAKES.add("key", "xxx…xxx", remedy="must be a UUID")
+async def look_up_of_a_text_of_many_characters(workplace: Workplace) -> str:
+    async with oncelog.open(workplace.path("new.db")) as log:
+        return await raised(log.lookup("x" * 10_000))
+
+
 @MISTAKES.add("key", "partition", "stream", remedy="needs exactly one")
 async def erasure_of_nothing(workplace: Workplace) -> str:
     async with oncelog.open(workplace.path("new.db")) as log:
