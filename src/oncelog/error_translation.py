@@ -1,8 +1,19 @@
-"""Translate errors of libraries and lower layers into other exceptions."""
+"""Translate errors of libraries and lower layers into other exceptions, and shorten texts in messages."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
+
+_CHARACTERS_SHOWN: Final = 160
+"""Characters of a text in a message, half from each end. A key, or the path of a nested value, can be much longer."""
+
+
+def shorten_middle(text: str) -> str:
+    """Return a text for a message, without the middle of a long one."""
+    if len(text) <= _CHARACTERS_SHOWN:
+        return text
+    half = _CHARACTERS_SHOWN // 2
+    return f"{text[:half]}…{text[-half:]}"
 
 
 def raise_translated(translated: BaseException, error: BaseException) -> NoReturn:

@@ -45,29 +45,19 @@ from typing import Final
 
 from oncelog.cursor import Cursor
 from oncelog.error_codes import RETRYABLE_CODES
+from oncelog.error_translation import shorten_middle
 from oncelog.refusal_reasons import Reason
-
-_PATH_CHARACTERS_SHOWN: Final = 160
-"""Characters of a path in a message, half from each end. The path of a value with many levels can be much longer."""
 
 
 class OncelogError(Exception):
     """Base class of all Oncelog errors."""
 
 
-def _shorten_path(path: str) -> str:
-    """Return the path of a value for a message, without the middle of a long one."""
-    if len(path) <= _PATH_CHARACTERS_SHOWN:
-        return path
-    half = _PATH_CHARACTERS_SHOWN // 2
-    return f"{path[:half]}…{path[-half:]}"
-
-
 class _PathError(OncelogError, ValueError):
     """A fault in a value: `path` locates it, `reason` describes it. The message contains a shortened path."""
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{_shorten_path(path)}: {reason}")
+        super().__init__(f"{shorten_middle(path)}: {reason}")
         self.path = path
         self.reason = reason
 

@@ -13,11 +13,9 @@ from uuid import UUID
 
 import pytest
 
-from cli.runner import COMMAND, RUNNER
 from cli.scripted_server import SHUTDOWN_POLL_S, answer, scripted
 from cli.server_process import NO_TOKEN, ONE_ATTEMPT, ServerProcess, oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
-from oncelog.cli import server_options
 
 ID = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10"
 COMMITTED = re.compile(r"committed (\d+) ([0-9a-f-]{36})")
@@ -291,6 +289,14 @@ def test_malformed_answer_is_reported() -> None:
     assert "answered 1 events with 0 results" in error
 
 
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_server_without_the_api_is_reported_at_once(status: int) -> None:
+    with scripted(lambda handler, _: answer(handler, status, b"<html>")) as (url, received):
+        done = submit(url, "--partition", "a", '{"type":"x"}')
+    error = f"oncelog: bad_request: no Oncelog server at {url} (HTTP status {status}): check the URL"
+    assert (done, len(received)) == ((2, [], [error]), 1)
+
+
 def test_server_that_does_not_speak_http_is_reported_at_once() -> None:
     connections = []
 
@@ -374,6 +380,7 @@ def test_token_is_read_from_option_file_or_environment(tmp_path: Path) -> None:
             ["--token", "a", "--token-file", "b", "--partition", "a", "{}"],
             "--token cannot be combined with --token-file",
         ),
+        (["--token-file", "/dev/null", "--partition", "a", "{}"], "/dev/null is empty: it contains no token"),
         (["--token-file", "nowhere", "--partition", "a", "{}"], "nowhere cannot be read: No such file or directory"),
         (["--token", "ä", "--partition", "a", "{}"], "the token has invalid characters"),
     ],
@@ -383,11 +390,3 @@ def test_invalid_arguments_are_refused(arguments: list[str], sentence: str) -> N
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"oncelog: {sentence}")
     assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("command", ["submit", "tail", "load"])
-def test_missing_aiohttp_is_reported_with_the_package_to_install(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_options, "find_spec", lambda _: None)
-    done = RUNNER.invoke(COMMAND, [command])
-    assert done.exit_code == 2
-    assert done.stderr == "oncelog: this command needs aiohttp: pip install 'oncelog[server]'\n"

@@ -248,9 +248,24 @@ def test_invalid_api_key_commands_are_refused(tmp_path: Path) -> None:
     assert "$.read[0]" in refusal("apikey", "create", path, "--client-id", "a", "--name", "n", "--read", "")
     run("apikey", "create", path, "--client-id", "a", "--name", "n")
     assert f"has no key {'0' * 16!r}" in refusal("apikey", "revoke", path, "0" * 16, status=1)
+    for wrong in ("till", "olk_0123456789abcdef_secret", ""):
+        assert refusal("apikey", "revoke", path, wrong).startswith("oncelog: ID must be an id of 16 hexadecimal digits")
     path.chmod(0o660)
     assert "chmod 600" in refusal("apikey", "list", path)
     assert "chmod 600" in refusal("apikey", "create", path, "--client-id", "a", "--name", "n")
+
+
+def test_whole_key_names_the_key_to_revoke_and_is_not_printed(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    key, foreign = (
+        run("apikey", "create", tmp_path / name, "--client-id", "a", "--name", "n", "--read", "a")
+        for name in ("keys.json", "other.json")
+    )
+    assert f"{path} has no key {foreign[4:20]!r};" in refusal("apikey", "revoke", path, foreign, status=1)
+    done = RUNNER.invoke(COMMAND, ["apikey", "revoke", str(path), key])
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[1].startswith(f"{key[4:20]} ")
+    assert key[21:] not in done.output
 
 
 def test_full_disk_leaves_no_api_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ command("misspelt command", "serv --development", "'serv'", remedy="did you mean
 command("misspelt option", "serve --prot 8080", "--prot", remedy="possible options: --host, --port")
 command("option without a value", "serve --port", "--port", remedy="requires an argument")
 command("port that is not a number", "serve --port http", "--port", remedy="should be a valid integer")
+command("unknown choice", "token --key k --alg HS25 --sub ann", "'--alg': 'HS25'", remedy="is not one of 'HS256'")
 command("missing argument", "verify", "missing argument 'LOG'", remedy="-h' for help")
 command("argument too many", "stats app.db other.db", "other.db", remedy="-h' for help")
 command("option of another command", "stats app.db --partition a", "--partition", remedy="-h' for help")
@@ -59,6 +60,12 @@ command(
     "the event: is not JSON",
     "at character 2",
     remedy="expected a string key",
+)
+command(
+    "file instead of an event",
+    "submit --url DEVELOPMENT --partition orders events.jsonl",
+    "the event: is not JSON",
+    remedy="to read a file: oncelog submit - < FILE",
 )
 command(
     "empty event", "submit --url DEVELOPMENT --partition orders ''", "the event is empty", remedy="pass a JSON object"

@@ -243,10 +243,22 @@ async def one_partition_to_read_instead_of_a_list(workplace: Workplace) -> str:
         return await raised(log.read(partitions=partitions))
 
 
+@MISTAKES.add("oncelog.open_blocking()", "'limitz'", remedy="unexpected keyword argument")
+async def misspelt_argument_of_a_blocking_log(workplace: Workplace) -> str:
+    misspelt: Any = {"limitz": Limits()}
+    return await raised(lambda: oncelog.open_blocking(workplace.path("new.db"), **misspelt))
+
+
 @MISTAKES.add("key", "order-17", remedy="must be a UUID")
 async def look_up_of_an_id_that_is_no_uuid(workplace: Workplace) -> str:
     async with oncelog.open(workplace.path("new.db")) as log:
         return await raised(log.lookup("order-17"))
+
+
+@MISTAKES.add("key", "xxx…xxx", remedy="must be a UUID")
+async def look_up_of_a_text_of_many_characters(workplace: Workplace) -> str:
+    async with oncelog.open(workplace.path("new.db")) as log:
+        return await raised(log.lookup("x" * 10_000))
 
 
 @MISTAKES.add("key", "partition", "stream", remedy="needs exactly one")

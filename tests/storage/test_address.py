@@ -44,10 +44,11 @@ def test_displayed_address_hides_secrets_and_keeps_the_schema(address: str, said
     assert is_address(address) == (address != "app.db")
 
 
-async def test_empty_address_is_refused() -> None:
+@pytest.mark.parametrize(("address", "problem"), [("", "is empty"), ("a\0b", r"must not contain U\+0000")])
+async def test_empty_address_and_address_with_a_null_character_are_refused(address: str, problem: str) -> None:
     for use in (open_log, create_inspector):
-        with pytest.raises(SettingsError, match="the log's address is empty"):
-            use("")
+        with pytest.raises(SettingsError, match=f"the log's address {problem}"):
+            use(address)
 
 
 @pytest.mark.parametrize(

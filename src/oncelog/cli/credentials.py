@@ -11,7 +11,8 @@ from oncelog.cli.output import format_table, format_utc, print_result
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, CommandGroup, print_message
 from oncelog.cli.times import parse_duration_ms
 from oncelog.errors import OncelogError
-from oncelog.server.auth.api_keys import ApiKey, ApiKeys
+from oncelog.extras import explain_missing_package
+from oncelog.server.auth.api_keys import ApiKey, ApiKeys, find_key_id
 from oncelog.server.auth.principal import Grants, parse_grants
 from oncelog.storage.clock import SystemClock
 
@@ -54,9 +55,10 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
 
     Example:  oncelog token --key secret.txt --alg HS256 --sub ada --read 'orders/*' --write orders/1 --expires 1h
     """
-    # Imported here because it takes 0.1 s, which would slow down the other commands.
-    from oncelog.server.auth.signing_keys import load_signing_key  # noqa: PLC0415
-    from oncelog.server.auth.tokens import issue_token  # noqa: PLC0415
+    with explain_missing_package("this command", "server"):
+        # Imported here because it takes 0.1 s, which would slow down the other commands.
+        from oncelog.server.auth.signing_keys import load_signing_key  # noqa: PLC0415
+        from oncelog.server.auth.tokens import issue_token  # noqa: PLC0415
 
     now_ms = SystemClock().wall_ms()
     expires_ms = now_ms + parse_duration_ms(expires)
@@ -171,7 +173,10 @@ def list_(file: KeysFile, as_json: AsJson = False) -> None:
 @apikey_app.command()
 def revoke(
     file: KeysFile,
-    id: Annotated[str, typer.Argument(help="The key's id, as printed by `list`.", metavar="ID", show_default=False)],  # noqa: A002
+    id: Annotated[  # noqa: A002
+        str,
+        typer.Argument(help="The key's id, as printed by `list`, or the whole key.", metavar="ID", show_default=False),
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Revoke a key permanently and keep its entry. The exit status is 1 if the file does not have the key.
@@ -180,9 +185,14 @@ def revoke(
 
     Example:  oncelog apikey revoke keys.json 5f1c0a9be2d34c77
     """
-    key = _open_keys(file).revoke(id)
+    keys, key_id = _open_keys(file), find_key_id(id)
+    if key_id is None:  # the text is not printed, because it may be part of a key
+        raise OncelogError(
+            "ID must be an id of 16 hexadecimal digits, or a whole key; `oncelog apikey list` prints the ids"
+        )
+    key = keys.revoke(key_id)
     if key is None:
-        print_message(f"{file} has no key {id!r}; `oncelog apikey list` prints the ids")
+        print_message(f"{file} has no key {key_id!r}; `oncelog apikey list` prints the ids")
         raise typer.Exit(EXIT_FOUND_NOTHING)
     print_result(_to_json(key), format_table(HEADINGS, [_list_cells(key)]), as_json)
     print_message(

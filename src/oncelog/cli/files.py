@@ -87,8 +87,11 @@ def read_token_file(path: str, bytes_max: int) -> str:
             found = os.fstat(file.fileno())
             if stat.S_ISREG(found.st_mode):
                 check_secret_file(path, found.st_uid, stat.S_IMODE(found.st_mode), "a token", get_secret_check())
-            return file.read(bytes_max).decode("ascii")
+            token = file.read(bytes_max).decode("ascii")
     except OSError as error:
         raise OncelogError(describe_read_error(path, error)) from error
     except UnicodeDecodeError:
         raise OncelogError(f"{path} does not contain a token") from None
+    if not token.strip():
+        raise OncelogError(f"{path} is empty: it contains no token")
+    return token

@@ -15,6 +15,7 @@ from oncelog.cli.output import print_result
 from oncelog.cli.serve import find_program
 from oncelog.cli.terminal import AsJson, print_message
 from oncelog.errors import OncelogError
+from oncelog.extras import explain_missing_package
 from oncelog.storage.address import is_address, redact_address
 from oncelog.storage.clock import SystemClock
 from oncelog.storage.inspect.factory import create_inspector
@@ -77,10 +78,8 @@ def init(  # noqa: PLR0913, PLR0917 - the options of a command
 
     Example:  oncelog init --store postgresql://oncelog@db.example.org/orders --host 0.0.0.0 --tokens
     """
-    try:
+    with explain_missing_package("the server", "server"):
         from oncelog.server.settings_template import render_settings  # noqa: PLC0415 - needs a server's dependencies
-    except ModuleNotFoundError as error:
-        raise OncelogError(f"the server needs {error.name}: pip install 'oncelog[server]'") from error
     if not port:
         raise OncelogError("--port must be a number from 1 to 65535: clients need to know it")
     directory = directory.absolute()

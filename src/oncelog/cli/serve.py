@@ -15,7 +15,8 @@ import typer
 
 from oncelog.cli.server_options import CLIENT_VARIABLES, DEFAULT_URL
 from oncelog.cli.terminal import EXIT_INTERRUPTED, discard_output
-from oncelog.errors import OncelogError, SettingsError
+from oncelog.errors import SettingsError
+from oncelog.extras import explain_missing_package
 from oncelog.storage.address import redact_address
 
 if TYPE_CHECKING:
@@ -79,13 +80,11 @@ def serve(  # noqa: PLR0913, PLR0917 - the options of a command
     # Until the server installs its signal handlers, there is nothing to reload or to finish.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    try:
+    with explain_missing_package("the server", "server"):
         import uvloop  # noqa: F401, PLC0415 - checks that it is installed
 
         from oncelog.server import log_format  # noqa: PLC0415 - the library alone does not need it
         from oncelog.server.settings import load  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise OncelogError(f"the server needs {error.name}: pip install 'oncelog[server]'") from error
     flags = {"store": store, "host": host, "port": port, "development": development, "read_only": read_only}
     overrides = {name: _format_value(value) for name, value in flags.items() if value is not None}
     environment = get_settings_environment()
@@ -104,9 +103,10 @@ def get_settings_environment() -> dict[str, str]:
 def _run_server(
     settings: "ServerSettings", reload_settings: Callable[[], "ServerSettings"], *, shows_examples: bool
 ) -> None:
-    import uvloop  # noqa: PLC0415 - as above
+    with explain_missing_package("the server", "server"):
+        import uvloop  # noqa: PLC0415 - as above
 
-    from oncelog.server.app import Server  # noqa: PLC0415
+        from oncelog.server.app import Server  # noqa: PLC0415
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from importlib.util import find_spec
 from inspect import Parameter, signature
 from typing import Annotated, Any, Final
 
@@ -27,6 +26,7 @@ from oncelog.cli.profiles import FILE_VARIABLE, TOKEN_FILE_BYTES_MAX, Profile, P
 from oncelog.client.runtime.http import normalize_url
 from oncelog.error_codes import AUTH_FAILED
 from oncelog.errors import AUTHENTICATION_FAILED, OncelogError, ServerRefusedError
+from oncelog.extras import explain_missing_package
 
 DEFAULT_URL: Final = "http://127.0.0.1:7171"
 DEFAULT_SOURCE: Final = "default"
@@ -207,8 +207,8 @@ def build_remote(options: ServerOptions, *, is_named: bool = False) -> Remote:
     choice = choose_server(options)
     if is_named and choice.source == DEFAULT_SOURCE:
         raise OncelogError("give a LOG, or a server: --url, --profile, ONCELOG_URL or ONCELOG_PROFILE")
-    if find_spec("aiohttp") is None:
-        raise OncelogError("this command needs aiohttp: pip install 'oncelog[server]'")
+    with explain_missing_package("this command", "server"):
+        import aiohttp  # noqa: F401, PLC0415 - checks that it is installed
     return Remote(choice.url, _load_credential(options, choice), choice.client_id)
 
 

@@ -112,7 +112,9 @@ class _EventParser:
             orjson.loads(text)
             members = msgspec.json.decode(text, type=dict[str, Raw])
         except orjson.JSONDecodeError as error:
-            raise OncelogError(f"{where}: is not JSON: {error.msg}, at character {error.pos + 1}") from error
+            # Text that does not begin as an object does is probably the name of a file.
+            hint = "" if line or text.lstrip().startswith(b"{") else "; to read a file: oncelog submit - < FILE"
+            raise OncelogError(f"{where}: is not JSON: {error.msg}, at character {error.pos + 1}{hint}") from error
         except msgspec.MsgspecError:
             raise OncelogError(f"{where}: must be an object") from None
         if "type" in members:

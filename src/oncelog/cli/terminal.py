@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Annotated, Any, Final, TextIO, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from oncelog.cli.output import uses_color
 from oncelog.errors import OncelogError, StoreUnavailableError
@@ -37,6 +38,9 @@ EXIT_STATUSES: Final = {
 _DISK_ERROR_NAMES: Final = ("SQLITE_FULL", "SQLITE_IOERR")
 _DISK_ERROR_NUMBERS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
+_VALUE_ERROR_PREFIX: Final = "Value error, "
+"""Pydantic, with which Typer checks arguments, puts this text before the message of a ValueError."""
+
 FileArgument = Annotated[str, typer.Argument(help="The log: a file.", metavar="FILE", show_default=False)]
 LogArgument = Annotated[
     str, typer.Argument(help="The log: a file, or postgresql://…", metavar="LOG", show_default=False)
@@ -50,12 +54,24 @@ AlwaysJson = Annotated[bool, typer.Option("--json", help="Print JSON. This comma
 """For commands whose only format is JSON, so that programs can pass --json to every command."""
 
 
+class _Group(TyperGroup):
+    """A group whose errors about arguments do not begin with the name of a Python exception."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Invoke a command. Raises typer.BadParameter for an invalid argument of it."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix(_VALUE_ERROR_PREFIX)
+            raise
+
+
 class CommandGroup(typer.Typer):
     """A group of commands whose errors are translated into the exit statuses of this module (`translate_errors`)."""
 
     def __init__(self, *, interrupts_on_sigterm: bool = False, **options: Any) -> None:
         """With `interrupts_on_sigterm`, SIGTERM interrupts the commands as Ctrl-C does."""
-        super().__init__(no_args_is_help=True, **options)
+        super().__init__(cls=_Group, no_args_is_help=True, **options)
         self._interrupts_on_sigterm = interrupts_on_sigterm
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Command], Command]:

@@ -89,7 +89,15 @@ def wrap_opener(open_log: Callable[P, Log], build: Callable[[Log], B]) -> Callab
 
     @wraps(open_log)
     def open_blocking(*args: P.args, **kwargs: P.kwargs) -> B:
-        return build(open_log(*args, **kwargs))
+        try:
+            log = open_log(*args, **kwargs)
+        except TypeError as error:
+            message = str(error)
+            called = f"{open_log.__qualname__}()"
+            if not message.startswith(called):
+                raise
+            raise TypeError(f"oncelog.open_blocking(){message.removeprefix(called)}") from None
+        return build(log)
 
     open_blocking.__doc__ = OPEN_BLOCKING_TEXT
     return open_blocking

@@ -20,6 +20,7 @@ from oncelog.engine.read_results import Cursor, Follower, Proven, Reading, forma
 from oncelog.engine.subscription import Subscription
 from oncelog.engine.tailer import RecordListener, Tailers
 from oncelog.engine.tracing import Tracer
+from oncelog.error_translation import shorten_middle
 from oncelog.errors import ClosedError, HistoryChangedError
 from oncelog.storage.store import Consumer, EncodeViews, Query, RecordViewPage, Store
 
@@ -375,7 +376,7 @@ def build_identity(policy: Policy, scope: str, client: str, key: bytes | UUID | 
     try:
         raw = UUID(key).bytes if isinstance(key, str) else key.bytes if isinstance(key, UUID) else key
     except ValueError as error:
-        raise ValueError(f"key must be a UUID, or bytes for other keys, not {key!r}") from error
+        raise ValueError(f"key must be a UUID, or bytes for other keys, not {shorten_middle(repr(key))}") from error
     if type(raw) is not bytes:
         raise TypeError(f"a key must be bytes or a UUID, not {type(key).__name__}")
     check_text(scope, "$.scope")

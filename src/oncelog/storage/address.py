@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from oncelog.core.values import RequestedSettings, Settings
 from oncelog.errors import SettingsError
+from oncelog.extras import explain_missing_package
 
 if TYPE_CHECKING:
     from oncelog.storage.store import Store
@@ -31,12 +32,14 @@ def is_address(store: str) -> bool:
 
 
 def check_scheme(store: str) -> None:
-    """Raise SettingsError if the address is empty or has an unsupported scheme.
+    """Raise SettingsError if the address is empty, contains U+0000 or has an unsupported scheme.
 
     The message quotes only the scheme, because the rest of the address may contain a password.
     """
     if not store:
         raise SettingsError("the log's address is empty: pass a file or postgresql://USER@HOST/DATABASE")
+    if "\0" in store:
+        raise SettingsError("the log's address must not contain U+0000")
     other = _ANY_SCHEME_PATTERN.match(store)
     if other is not None and not is_address(store):
         raise SettingsError(
@@ -76,10 +79,5 @@ def create_postgres_store(
 
 def import_with_driver(module_name: str) -> Any:
     """Import a module that needs the database driver. Raises SettingsError if the driver is not installed."""
-    try:
+    with explain_missing_package("a log in a database", "postgres"):
         return import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name != "asyncpg":
-            raise
-        message = "a log in a database needs asyncpg: pip install 'oncelog[postgres]'"
-        raise SettingsError(message) from error

@@ -1,7 +1,5 @@
 """The blocking ledger client: threads, settings, and a missing gRPC package."""
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -127,13 +125,3 @@ def test_invalid_limits_are_refused() -> None:
 def test_invalid_operations_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(CanonicalError):
         set_entity(**given)
-
-
-def test_missing_grpc_names_the_extra_to_install() -> None:
-    program = (
-        "import sys; sys.modules['grpc'] = None\n"
-        "from oncelog.client.ledger import BlockingLedgerClient\n"
-        "BlockingLedgerClient('127.0.0.1:9', path=':memory:', organization='a', client_id='b').__enter__()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)  # noqa: S603
-    assert "oncelog.client.ledger needs grpcio: pip install 'oncelog[ledger]'" in done.stderr

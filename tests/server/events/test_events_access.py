@@ -46,10 +46,13 @@ async def test_token_of_the_maximum_length_is_accepted(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("CO-20", "CO-22", "EV-1")
-async def test_token_bound_to_another_client_is_refused_like_an_invalid_one(tmp_path: Path) -> None:
+async def test_token_bound_to_another_client_is_refused_like_an_invalid_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serving(tmp_path, tokens=True) as served:
         served.credential = token(client_id="laptop")
         answer = await served.submit(item(1, "orders/1"), client_id="phone")
+        assert "the credential does not belong to the client 'phone'" in str([one.__dict__ for one in caplog.records])
         bad = await served.submit(item(1, "orders/1"), credential="bad")
         assert answer.refusal == (401, "auth_failed")
         assert answer.body == bad.body

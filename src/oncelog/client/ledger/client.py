@@ -23,13 +23,13 @@ from oncelog.client.ledger.write_stream import LedgerRuntime, logger
 from oncelog.client.runtime.client import BaseClient
 from oncelog.client.runtime.options import Token, check_client_id, check_limits, check_path, check_token
 from oncelog.errors import SettingsError
+from oncelog.extras import explain_missing_package
 
 if TYPE_CHECKING:
     from oncelog.client.ledger.transport import LedgerTransport
 
 SCOPE_NAME_CHARACTERS_MAX: Final = 80
 _ADDRESS_PATTERN: Final = re.compile(r"(\[[0-9a-f:.%]+\]|[^\s:@/\[\]]+):[0-9]{1,5}", re.IGNORECASE)
-_GRPC_MODULES: Final = frozenset({"grpc", "google", "google.protobuf"})
 
 
 class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
@@ -112,12 +112,8 @@ class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
 
 def _build_transport(address: str, **options: Any) -> "LedgerTransport":
     """Create the transport. Raises SettingsError if gRPC is not installed."""
-    try:
+    with explain_missing_package("oncelog.client.ledger", "ledger"):
         module = import_module("oncelog.client.ledger.transport")
-    except ModuleNotFoundError as error:
-        if error.name not in _GRPC_MODULES:
-            raise
-        raise SettingsError("oncelog.client.ledger needs grpcio: pip install 'oncelog[ledger]'") from error
     transport: LedgerTransport = module.LedgerTransport(address, **options)
     return transport
 

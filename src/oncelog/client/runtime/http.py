@@ -20,6 +20,7 @@ from oncelog import error_codes
 from oncelog.client.runtime.options import Token, resolve_token
 from oncelog.client.runtime.values import ConnectionLimits
 from oncelog.errors import LostError, ProtocolError, ServerRefusedError, SettingsError
+from oncelog.extras import explain_missing_package
 
 if TYPE_CHECKING:
     import aiohttp
@@ -137,7 +138,8 @@ def get_status_code(status: int) -> str:
 
 def status_error(status: int, url: str) -> ServerRefusedError:
     """Build the error for a response without an error document, for example one from a proxy."""
-    code = get_status_code(status)
+    # Web servers without dynamic pages answer a POST with 501. Such a server would refuse each retry, too.
+    code = error_codes.BAD_REQUEST if status == 501 else get_status_code(status)
     is_foreign = code == error_codes.BAD_REQUEST
     text = f"HTTP status {status}"
     return ServerRefusedError(code, f"no Oncelog server at {url} ({text}): check the URL" if is_foreign else text)
@@ -214,6 +216,10 @@ class HttpClient:
         headers: Mapping[str, str] | None,
         tls: ssl.SSLContext | None,
     ) -> None:
+        """Raises SettingsError if aiohttp is not installed."""
+        with explain_missing_package("oncelog.client", "client"):
+            import aiohttp  # noqa: PLC0415 - checks that it is installed
+
         self.url = url
         self._token = token
         self._limits = limits

@@ -52,6 +52,7 @@ FILE_VERSION_WITH_EXPIRY: Final = 2
 only version 1."""
 # The last character carries only four bits. The pattern allows only canonical last characters, so that each secret has
 # exactly one spelling.
+_ID_PATTERN: Final = re.compile(r"[0-9a-f]{16}")
 _KEY_PATTERN: Final = re.compile(r"olk_([0-9a-f]{16})_([A-Za-z0-9_-]{42}[AEIMQUYcgkosw048])", re.ASCII)
 
 
@@ -303,6 +304,14 @@ def _intersect_keys(stored: _StoredKey, new: _StoredKey) -> _StoredKey:
     return _StoredKey(key, stored.hash)
 
 
+def find_key_id(text: str) -> str | None:
+    """Return the id in the text of a key, or the text if it is an id. Return None for any other text."""
+    parts = _KEY_PATTERN.fullmatch(text)
+    if parts is not None:
+        return parts[1]
+    return text if _ID_PATTERN.fullmatch(text) else None
+
+
 def _new_id(keys: KeysById) -> str:
     while (found := secrets.token_hex(API_KEY_ID_BYTES)) in keys:
         pass
@@ -361,7 +370,7 @@ def _to_keys(content: _KeyFileContent) -> KeysById:
 
 
 def _to_stored_key(entry: _KeyEntry, path: str) -> _StoredKey:
-    if re.fullmatch(r"[0-9a-f]{16}", entry.id) is None:
+    if _ID_PATTERN.fullmatch(entry.id) is None:
         raise CanonicalError(f"{path}.id", "must be 16 hexadecimal digits")
     if re.fullmatch(r"[0-9a-f]{64}", entry.secret_sha256) is None:
         raise CanonicalError(f"{path}.secret_sha256", "must be 64 hexadecimal digits")

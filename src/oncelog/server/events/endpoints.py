@@ -165,9 +165,9 @@ class EventsEndpoints:
 
     async def _submit(self, call: Call) -> bytes:
         service = self._service
-        client_id, submit = call.body
+        requested, client_id, submit = call.body
         if client_id is None:
-            raise service.auth_gate.reject_client(call.caller, "another")
+            raise service.auth_gate.reject_client(call.caller, requested)
         allowed = service.authorize(submit, call.principal.grants.may_write)
         new = select_submissions(allowed)
         if len(new) == 1:
@@ -181,12 +181,12 @@ class EventsEndpoints:
         service.count_results(results)
         return service.native.encode_results(submit.ids, results)
 
-    def _decode(self, body: bytes, principal: Principal) -> tuple[str | None, Submit]:
-        """Return the client id of the events (None if the principal may not use it) and the events."""
+    def _decode(self, body: bytes, principal: Principal) -> tuple[str | None, str | None, Submit]:
+        """Return the requested client id, that of the events (None if the principal may not use it) and the events."""
         service = self._service
         requested, items = declare_submission(service.limits.request_events_max).decode_body(body)
         client_id = service.auth_gate.get_event_client(principal, requested)
-        return client_id, to_submit(items, principal.actor, client_id or "")
+        return requested, client_id, to_submit(items, principal.actor, client_id or "")
 
     # --- read
 
