@@ -1,6 +1,7 @@
 """Access to metrics: anonymous callers see neither tenant names nor usage."""
 
 import asyncio
+import logging
 import threading
 from asyncio import open_connection
 from contextlib import AsyncExitStack
@@ -188,6 +189,7 @@ async def test_unreadable_size_of_the_file_makes_the_figures_unavailable(
         raise AssertionError
 
     monkeypatch.setattr(operator_endpoints, "read_figures", read)
+    caplog.set_level(logging.DEBUG, "oncelog.doors")  # the level if an earlier test reported an outage
     async with serving(tmp_path) as served:
         assert (await served.get("/v1/stats")).refusal == (503, "server_busy")
     assert "missing.db cannot be read: No such file or directory" in caplog.text
