@@ -58,7 +58,7 @@ def open_till(order: str) -> Till:
 
 
 def decorate(function: Any, **options: Any) -> Any:
-    """Decorate a function that uses a log in memory."""
+    """Decorate a function with `once`, using an in-memory log."""
     return oncelog.once(oncelog.open_blocking(":memory:"), **options)(function)
 
 

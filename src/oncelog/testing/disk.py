@@ -45,7 +45,7 @@ __all__ = [
 
 
 class Disk:
-    """Files by name, which SQLite reads and writes through `connect`. Close the disk, or use it as a context manager.
+    """A simulated disk with named files, for SQLite connections. Close it, or use it as a context manager.
 
     Counters start when the disk is created. They include failed operations, but not operations of dead connections. To
     test every possible failure of an action, run the action once to find the final count, then repeat it on a new disk

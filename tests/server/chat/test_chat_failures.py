@@ -393,7 +393,7 @@ async def test_writers_on_a_faulty_network_store_each_message_once(tmp_path: Pat
 
 
 async def _check_invariants(chat_server: ChatServer, writers: list[Writer], syncs: list[ObservedSync]) -> None:
-    """Check the invariants of the specification and of commits on the stored and answered messages (CH-13)."""
+    """Check that stored and answered messages satisfy the invariants of the specification and of commits (CH-13)."""
     log = chat_server.served.server.log
     records = []
     for lane in await log.heads():

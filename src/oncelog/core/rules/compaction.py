@@ -9,8 +9,9 @@ a client whose snapshot lacks the row would restore the row with its local delta
 
 Folds are digests of rows, committed before compaction drops the bodies of the deltas that produced the rows (CO-44). A
 fold record is an internal record (core/internal_records.py) for the gateway's stream. It lists the deltas whose bodies
-are dropped, and a digest of every row that they changed. Because `plan` computes the digests, they describe the rows
-after all deltas up to a sequence. `verify` compares them with the rows that no later delta has changed.
+are dropped, and a digest of every row that they changed. `plan` computes the digests as part of the commit, so
+they describe the rows after exactly the deltas that precede the fold. `verify` compares them with the rows that no
+later delta has changed.
 """
 
 from hashlib import sha256

@@ -1,8 +1,8 @@
 """Reading a backup target: restore its newest state, or the state at an earlier time.
 
-Litestream's own restore to a time uses the times at which it copied changes, and requests the metadata of every file.
-This module lists the files, restores to a transaction, and compares the log times of the restored commits with the
-requested time.
+Litestream's own point-in-time restore uses the time at which it copied a change, not the time of the commit, and
+requests the metadata of every file. This module therefore lists the files, restores to a transaction, and compares the
+log times of the restored commits with the requested time.
 """
 
 from collections.abc import Callable
@@ -240,8 +240,8 @@ def restore_from_target(  # noqa: PLR0913 - the options of the command
 ) -> tuple[RestoreResult, int]:
     """Restore a log from a target as `backups.restore` does. Also returns the time of the newest restored commit.
 
-    All numbers continue above every number in the newest state of the target, and above every number that may have been
-    assigned since then.
+    New numbers start above the highest number in the target's newest state, and above any number that may have been
+    assigned since.
     """
     path = Path(destination)
     check_destination_free(path, "", force=force)
