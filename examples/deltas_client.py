@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from uuid import uuid4
 
@@ -39,8 +40,10 @@ def run_first_till(gateway: str) -> None:
 
 async def sync_both(gateway: str) -> None:
     """Reopen the first till's file, and edit the same rows with a second till."""
-    async with open_till("till-1", gateway) as first, open_till("till-2", gateway) as second:
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(open_till("till-1", gateway))
         print(f"the file has {first.status().pending} edits that no gateway knows of")
+        second = await stack.enter_async_context(open_till("till-2", gateway))
         changes = second.changes("products")
         await first.synced(timeout_s=30)
         for _ in range(2):

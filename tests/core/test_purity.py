@@ -6,13 +6,14 @@ from pathlib import Path
 import oncelog.core
 
 CORE = Path(oncelog.core.__file__).parent
-BELOW = ("errors", "error_codes", "cursor", "refusal_reasons")
+BELOW = ("errors", "error_codes", "error_translation", "cursor", "refusal_reasons")
 """Modules outside the core that the core may import."""
 
 ALLOWED = {
     "base64",
     "bisect",
     "collections",
+    "contextlib",
     "decimal",
     "enum",
     "functools",

@@ -45,7 +45,7 @@ def test_every_public_name_can_be_loaded(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["open", "open_blocking"])
 def test_unknown_option_is_reported_with_the_public_name_of_the_function(name: str) -> None:
-    with pytest.raises(TypeError, match=r"oncelog\.open\(\) got an unexpected keyword argument 'lanes'"):
+    with pytest.raises(TypeError, match=rf"oncelog\.{name}\(\) got an unexpected keyword argument 'lanes'"):
         getattr(oncelog, name)("log.db", lanes=8)
 
 

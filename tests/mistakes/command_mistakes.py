@@ -252,7 +252,7 @@ command(
 )
 command("missing key file", "token --key none.key --alg HS256 --sub ann", "none.key", remedy="check the path")
 command("api key without a client", "apikey create keys.json", "--client-id", remedy="-h' for help")
-command("missing file of api keys", "apikey revoke keys.json 17", "keys.json", remedy="check the path")
+command("missing file of api keys", "apikey revoke keys.json 0000000000000017", "keys.json", remedy="check the path")
 
 # --- backups
 

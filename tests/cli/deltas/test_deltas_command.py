@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from cli.gateway_reader import newest_sequence, rows_of
-from cli.runner import COMMAND, RUNNER
 from cli.scripted_server import answer, scripted
 from cli.server_process import NO_TOKEN, ONE_ATTEMPT, ServerProcess, oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
-from oncelog.cli import remote, server_options
+from oncelog.cli import remote
 from oncelog.cli.deltas.pull import _format_line
 from oncelog.cli.server_options import Remote
 from oncelog.client.runtime.backoff import Pauses
@@ -547,9 +546,3 @@ def test_invalid_arguments_are_refused(arguments: list[str], sentence: str) -> N
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"oncelog: {sentence}")
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_missing_aiohttp_is_reported_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_options, "find_spec", lambda _: None)
-    done = RUNNER.invoke(COMMAND, ["deltas", "pull", "g"])
-    assert (done.exit_code, done.stderr) == (2, "oncelog: this command needs aiohttp: pip install 'oncelog[server]'\n")

@@ -401,7 +401,7 @@ def test_missing_file_is_reported(path: Path, keys: ApiKeys) -> None:
             use()
     assert not path.exists()
     nowhere = ApiKeys(path / "no" / "keys.json", SetClock())
-    with pytest.raises(SettingsError, match="cannot be opened"):
+    with pytest.raises(SettingsError, match="does not exist; create it first"):
         nowhere.create("a", "a", GRANTS)
 
 
