@@ -37,7 +37,7 @@ class Mistake(Struct, frozen=True):
     name: str
     make: Make
     wrong: tuple[str, ...]
-    """Texts in the message that say what was wrong, and where: the field, file, URL or limit."""
+    """Texts in the message that name the fault and its place: the field, file, URL or limit."""
     remedy: str
     """Text in the message that says what to do."""
 

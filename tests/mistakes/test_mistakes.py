@@ -1,4 +1,4 @@
-"""Each mistake that users typically make gives an error that says what was wrong, where, and what to do."""
+"""Each typical mistake of a user gives an error that names the fault, its place and the remedy."""
 
 import re
 from pathlib import Path

@@ -83,7 +83,9 @@ async def test_pauses_of_the_event_loop_and_of_the_collector_are_reported(tmp_pa
         ticked_s = recorder._due_s
         await until(lambda: recorder._due_s > ticked_s)
         time.sleep(0.05)  # noqa: ASYNC251 - blocks the event loop on purpose
+        tracked: list[list[int]] = [[] for _ in range(300_000)]  # a collection that is too short is not recorded
         gc.collect()
+        del tracked
         await until(lambda: Cause.EVENT_LOOP in recorder._pauses._figures)
     pauses = read_report(path)["since_start"]["pauses"]
     assert pauses["event_loop"]["longest_ms"] > 40

@@ -214,7 +214,7 @@ def _find_url(settings: Any) -> str | None:
 
 
 def _read_host_name(certificate: str) -> str | None:
-    """Return the first DNS name of a certificate, without wildcards, or None if there is none or it is unreadable."""
+    """Return the first DNS name of a certificate, or None if it has only wildcards or cannot be read."""
     from cryptography import x509  # noqa: PLC0415 - joserfc, which a server needs, depends on it
 
     from oncelog.server.auth.secret_files import read_file  # noqa: PLC0415 - as above

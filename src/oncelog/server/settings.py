@@ -429,7 +429,7 @@ def _combine(parts: dict[str, dict[str, Any]]) -> ServerSettings:
 
 
 def _is_log_file(path: str, store: str) -> bool:
-    """Return whether a path is the file of a log, or a file that SQLite keeps beside it."""
+    """Return whether a path is a log's file, or an additional file of SQLite for it, such as the WAL."""
     if is_address(store):
         return False
     return os.path.realpath(path) in {f"{os.path.realpath(store)}{suffix}" for suffix in ("", *SIDE_FILE_SUFFIXES)}

@@ -90,7 +90,7 @@ def check_configured_backup(log: str, age_ms_max: int | None) -> Check:
         yield warning(
             "backup",
             "no backup was checked",
-            f"Pass the backup with --backup. If there is none, make one: oncelog backup {shlex.quote(log)} "
+            f"Pass the backup with --backup, or create a backup: oncelog backup {shlex.quote(log)} "
             "s3://BUCKET/PREFIX (or a file).",
         )
         return
